@@ -1,0 +1,239 @@
+"""Take a snapshot: freeze, store what changed in every tree, thaw, commit the pack, then the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from snapshot_drivers.base import (
+    CaptureOptions,
+    Coverage,
+    CoverageItem,
+    CoverageState,
+    Snapshot,
+    StateKind,
+    Target,
+)
+from snapshot_drivers.errors import ContainerNotRunning
+from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.overlay.apply import STAGING_NAME
+from snapshot_drivers.overlay.etc_files import capture_etc
+from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers
+from snapshot_drivers.overlay.mapped import inodes_of, mapped_paths
+from snapshot_drivers.overlay.paths import PathSet
+from snapshot_drivers.overlay.scan import ScannedTree, Scanner
+from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources
+from snapshot_drivers.store.content import ContentStore, PackWriter
+from snapshot_drivers.store.manifest import Manifest, ManifestStore, StoredFile, StoredTree, new_snapshot_id
+
+_FREEZE_ROUNDS: Final = 3
+_SHOWN_PROCESSES: Final = 20
+
+
+@dataclass
+class Index:
+    """What the last capture or restore of this run knows of the container's trees; only ever makes a walk cheaper."""
+
+    trees: dict[tuple[StateKind, str], ScannedTree] = field(default_factory=dict)
+    mapped: frozenset[bytes] = frozenset()
+    """Container paths that were mapped shared and writable then."""
+    upper: Path | None = None
+    """The upper directory it belongs to."""
+
+
+@dataclass
+class _Taken:
+    """What one frozen look at the container gave."""
+
+    trees: list[tuple[Source, ScannedTree]]
+    left_out: list[CoverageItem]
+    etc_files: tuple[StoredFile, ...]
+    mapped: frozenset[bytes]
+    processes: list[CoverageItem]
+
+
+def skip_set(options: CaptureOptions, mount: str) -> PathSet:
+    """Paths of one tree that no walk enters."""
+    reserved = f"{mount.rstrip('/')}/{STAGING_NAME.decode()}"
+    return PathSet.of([*options.excluded, *options.volatile, reserved], mount)
+
+
+class Capture:
+    """One capture of one container."""
+
+    def __init__(
+        self,
+        target: Target,
+        options: CaptureOptions,
+        *,
+        content: ContentStore,
+        manifests: ManifestStore,
+        freezer: Freezer,
+        open_mounts: OpenMounts,
+        index: Index,
+    ) -> None:
+        """``index`` is that of the run's last capture or restore; it is not changed."""
+        self._target = target
+        self._options = options
+        self._content = content
+        self._manifests = manifests
+        self._freezer = freezer
+        self._open_mounts = open_mounts
+        self._index = index
+
+    def run(self, parent_id: str | None) -> tuple[Snapshot, Index]:
+        """The snapshot exists; the index fits the container as it was captured.
+
+        Raises: CaptureError, LimitExceeded, ContainerNotRunning, EngineError.
+        """
+        began = time.perf_counter()
+        layers = find_layers(self._target)
+        index = self._index if self._index.upper == layers.upper else Index()
+        snapshot_id = new_snapshot_id()
+        problems: list[CoverageItem] = []
+        with (
+            self._content.writer(snapshot_id) as writer,
+            open_sources(self._target, layers, self._open_mounts) as sources,
+        ):
+            if self._target.init_pid is None:
+                taken, frozen_ms = self._look(sources, writer, index), 0.0
+                reason = "the container did not run, so nothing could be seen of what ran in it"
+                problems.append(_process("processes", CoverageState.EXCLUDED, reason))
+            else:
+                taken, frozen_ms = self._look_frozen(sources, writer, index, problems)
+        captured = [
+            CoverageItem(kind=tree.kind, path=tree.path, state=CoverageState.CAPTURED) for tree, _ in taken.trees
+        ] + [CoverageItem(kind=StateKind.ETC, path=file.path, state=CoverageState.CAPTURED) for file in taken.etc_files]
+        snapshot = Snapshot(
+            snapshot_id=snapshot_id,
+            parent_id=parent_id,
+            driver="overlay",
+            created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            coverage=Coverage.of(
+                [*captured, *taken.left_out, *_problems(taken), *_excluded(self._options), *taken.processes, *problems]
+            ),
+            root_digest=_digest(taken),
+            entries=sum(scanned.entries for _, scanned in taken.trees),
+            stored_bytes=writer.stored_bytes,
+            capture_ms=1e3 * (time.perf_counter() - began),
+            frozen_ms=frozen_ms,
+        )
+        self._manifests.write(self._manifest(snapshot, taken, layers))
+        trees = {(tree.kind, tree.path): scanned for tree, scanned in taken.trees}
+        return snapshot, Index(trees, taken.mapped, layers.upper)
+
+    def _look_frozen(
+        self, sources: Sources, writer: PackWriter, index: Index, problems: list[CoverageItem]
+    ) -> tuple[_Taken, float]:
+        """Look at the frozen container; if the watchdog let it go meanwhile, again with what was learned."""
+        frozen_ms = 0.0
+        for _ in range(_FREEZE_ROUNDS):
+            with self._freezer.frozen() as freeze:
+                taken = self._look(sources, writer, index)
+            frozen_ms += freeze.frozen_ms
+            if freeze.complete and freeze.held:
+                return taken, frozen_ms
+            if not self._freezer.pids():
+                raise ContainerNotRunning(f"container {self._target.container_id[:12]} stopped during the capture")
+            index = Index({(tree.kind, tree.path): scanned for tree, scanned in taken.trees}, taken.mapped)
+        reason = "the container could not be kept frozen, so files may be of different moments"
+        problems.append(_process("freeze", CoverageState.UNKNOWN, reason))
+        return taken, frozen_ms
+
+    def _look(self, sources: Sources, writer: PackWriter, index: Index) -> _Taken:
+        pids = self._freezer.pids() if self._target.init_pid is not None else []
+        mapped = mapped_paths(pids)
+        return _Taken(
+            trees=[(source, self._scan(source, writer, index, mapped)) for source in sources.trees],
+            left_out=list(sources.left_out),
+            etc_files=capture_etc(self._target, writer.put),
+            mapped=mapped,
+            processes=self._processes(pids),
+        )
+
+    def _scan(self, source: Source, writer: PackWriter, index: Index, mapped: frozenset[bytes]) -> ScannedTree:
+        scanner = Scanner(
+            writer.put,
+            self._options,
+            skip=skip_set(self._options, source.path),
+            index=index.trees.get((source.kind, source.path)),
+            dirty_inodes=inodes_of(mapped | index.mapped, source.path, source.root_fd),
+        )
+        return scanner.scan(source.root_fd)
+
+    def _processes(self, pids: list[int]) -> list[CoverageItem]:
+        """The files driver's word for what runs: not captured, by name. Names are the container's, so they are cut."""
+        found = []
+        for pid in pids:
+            try:
+                status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+                argv = Path(f"/proc/{pid}/cmdline").read_bytes()[:200]
+            except OSError:
+                continue
+            inside = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "?")
+            shown = " ".join(argv.replace(b"\0", b" ").decode("utf-8", "replace").split())
+            if inside != "1" and not shown.startswith("/.orchestrator/"):
+                found.append(f"pid {inside} {shown or '(no command line)'}")
+        items = [
+            _process(text, CoverageState.EXCLUDED, "the overlay driver takes files only; it will not run after a restore")
+            for text in found[:_SHOWN_PROCESSES]
+        ]
+        if len(found) > _SHOWN_PROCESSES:
+            rest = len(found) - _SHOWN_PROCESSES
+            items.append(_process(f"{rest} more processes", CoverageState.EXCLUDED, "as above"))
+        return items
+
+    def _manifest(self, snapshot: Snapshot, taken: _Taken, layers: Layers) -> Manifest:
+        return Manifest(
+            snapshot=snapshot,
+            image_id=self._target.image_id,
+            layer_ids=self._target.layer_ids,
+            architecture=self._target.architecture,
+            lower_dirs=image_layers(layers.lower),
+            trees=tuple(
+                StoredTree(
+                    kind=tree.kind, path=tree.path, name=tree.name, root=scanned.digest.hex(), entries=scanned.entries
+                )
+                for tree, scanned in taken.trees
+            ),
+            etc_files=taken.etc_files,
+        )
+
+
+def _process(path: str, state: CoverageState, reason: str) -> CoverageItem:
+    return CoverageItem(kind=StateKind.PROCESS, path=path, state=state, reason=reason)
+
+
+def _problems(taken: _Taken) -> list[CoverageItem]:
+    return [
+        CoverageItem(
+            kind=tree.kind,
+            path=tree.path.rstrip("/") + problem.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"),
+            state=CoverageState.MISSING,
+            reason=problem.reason,
+        )
+        for tree, scanned in taken.trees
+        for problem in scanned.problems
+    ]
+
+
+def _excluded(options: CaptureOptions) -> list[CoverageItem]:
+    return [
+        CoverageItem(kind=StateKind.ROOTFS, path=path, state=CoverageState.EXCLUDED, reason=reason)
+        for paths, reason in (
+            (options.excluded, "excluded by the task: left as it is"),
+            (options.volatile, "volatile by the task: deleted on restore"),
+        )
+        for path in paths
+    ]
+
+
+def _digest(taken: _Taken) -> str:
+    parts = [[tree.kind, tree.path, scanned.digest.hex()] for tree, scanned in taken.trees]
+    parts += [[StateKind.ETC, file.path, file.digest] for file in taken.etc_files]
+    return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()

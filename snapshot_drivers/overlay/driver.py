@@ -1,0 +1,118 @@
+"""The ``overlay`` driver: commits the delta of the writable layer, volumes and memory file systems in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from snapshot_drivers import namespaces
+from snapshot_drivers.base import CaptureOptions, Change, RestoreReport, Snapshot, Staged, Target
+from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.overlay.capture import Capture, Index
+from snapshot_drivers.overlay.changes import changes_between, file_content
+from snapshot_drivers.overlay.index_file import load_index, save_index
+from snapshot_drivers.overlay.restore import StagedRestore
+from snapshot_drivers.store.content import ContentStore
+from snapshot_drivers.store.manifest import ManifestStore
+
+
+class OverlayDriver:
+    """See ``base.SnapshotDriver``. Needs root on the engine's host, an engine on overlay2, and the ``enter`` helper."""
+
+    name = "overlay"
+
+    def __init__(self, store: Path) -> None:
+        """``store`` is the store directory, with the static helpers in ``bin`` beside it; nothing is started yet."""
+        self._store = store
+        self._helper = store.parent / "bin" / namespaces.HELPER_NAME
+        self._content = ContentStore(store)
+        self._manifests = ManifestStore(store)
+        self._freezers: dict[str, Freezer] = {}
+        self._indexes: dict[str, Index] = {}
+
+    def capture(self, target: Target, parent_id: str | None, options: CaptureOptions) -> Snapshot:
+        """See ``base.SnapshotDriver.capture``."""
+        capture = Capture(
+            target,
+            options,
+            content=self._content,
+            manifests=self._manifests,
+            freezer=self._freezer(target),
+            open_mounts=self._open_mounts,
+            index=self._index(target),
+        )
+        snapshot, self._indexes[target.container_id] = capture.run(parent_id)
+        return snapshot
+
+    def stage(self, target: Target, snapshot_id: str, options: CaptureOptions) -> Staged:
+        """See ``base.SnapshotDriver.stage``."""
+        staged = StagedRestore(
+            target,
+            self._manifests.read(snapshot_id),
+            options,
+            content=self._content,
+            freezer=self._freezer(target),
+            open_mounts=self._open_mounts,
+            index=self._index(target),
+        )
+        return _Remembering(staged, self._indexes, target.container_id)
+
+    def load(self, snapshot_id: str) -> Snapshot:
+        """See ``base.SnapshotDriver.load``."""
+        return self._manifests.read(snapshot_id).snapshot
+
+    def diff(self, older_id: str | None, newer_id: str) -> Iterator[Change]:
+        """See ``base.SnapshotDriver.diff``."""
+        older = self._manifests.read(older_id) if older_id is not None else None
+        return changes_between(older, self._manifests.read(newer_id), self._content.read)
+
+    def read_file(self, snapshot_id: str, path: str) -> Iterator[bytes] | None:
+        """See ``base.SnapshotDriver.read_file``."""
+        return file_content(self._manifests.read(snapshot_id), path, self._content.read)
+
+    def forget(self, snapshot_id: str) -> None:
+        """See ``base.SnapshotDriver.forget``."""
+        self._manifests.delete(snapshot_id)
+
+    def close(self) -> None:
+        """See ``base.SnapshotDriver.close``; the index is kept for the next process."""
+        for container_id, index in self._indexes.items():
+            save_index(self._store, container_id, index)
+        self._indexes.clear()
+        while self._freezers:
+            self._freezers.popitem()[1].close()
+        self._content.close()
+
+    def _open_mounts(self, target: Target, paths: list[str]) -> dict[str, int]:
+        if target.init_pid is None:
+            return {}
+        return namespaces.open_mounts(target.init_pid, paths, helper=self._helper, container_id=target.container_id)
+
+    def _freezer(self, target: Target) -> Freezer:
+        if target.freeze_group not in self._freezers:
+            self._freezers[target.freeze_group] = Freezer(target.freeze_group)
+        return self._freezers[target.freeze_group]
+
+    def _index(self, target: Target) -> Index:
+        if target.container_id not in self._indexes:
+            self._indexes[target.container_id] = load_index(self._store, target.container_id)
+        return self._indexes[target.container_id]
+
+
+class _Remembering:
+    """A staged restore that leaves the driver an index of what it proved."""
+
+    def __init__(self, staged: StagedRestore, indexes: dict[str, Index], container_id: str) -> None:
+        self._staged = staged
+        self._indexes = indexes
+        self._container_id = container_id
+        self.snapshot = staged.snapshot
+
+    def apply(self, *, verify: str = "difference") -> RestoreReport:
+        self._indexes[self._container_id] = Index()
+        report = self._staged.apply(verify=verify)
+        self._indexes[self._container_id] = self._staged.index
+        return report
+
+    def discard(self) -> None:
+        self._staged.discard()

@@ -1,0 +1,132 @@
+"""What must be done to a tree so that it equals another one: pure, and proportional to the difference.
+
+Directories with equal digests are never looked into. Where a hardlink group of the wanted tree is not as it was, all its
+members are made anew, so that they share one inode again; only then is the whole wanted tree walked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from snapshot_drivers.overlay.paths import PathSet
+from snapshot_drivers.tree import Get, Node, children_of
+
+
+@dataclass(eq=False)
+class DirectoryPlan:
+    """What to do in one directory, in the order of the fields; then its attributes are set."""
+
+    node: Node
+    """The directory as wanted."""
+    create: bool = False
+    remove: list[bytes] = field(default_factory=list)
+    put: list[Node] = field(default_factory=list)
+    """Entries that are no directories, to be made (or to replace what stands there)."""
+    adjust: list[Node] = field(default_factory=list)
+    """Entries that are no directories, of which only the attributes differ."""
+    below: list[DirectoryPlan] = field(default_factory=list)
+    attributes_differ: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is to be done here or below."""
+        return not (self.create or self.remove or self.put or self.adjust or self.below or self.attributes_differ)
+
+
+def make_plan(real: Node, wanted: Node, get: Get, skip: PathSet) -> DirectoryPlan:
+    """How ``real`` becomes ``wanted``. Paths in ``skip`` are left as they are, and so are the directories above them.
+
+    Raises: StoreDamaged.
+    """
+    broken: set[bytes] = set()
+    plan = _plan(real, wanted, get, skip, frozenset(), broken)
+    return _plan(real, wanted, get, skip, frozenset(broken), set()) if broken else plan
+
+
+def _plan(
+    real: Node, wanted: Node, get: Get, skip: PathSet, remake: frozenset[bytes], broken: set[bytes]
+) -> DirectoryPlan:
+    top = DirectoryPlan(wanted, attributes_differ=real.attributes() != wanted.attributes())
+    work: list[tuple[DirectoryPlan, Node | None, PathSet]] = [(top, real, skip)]
+    visited: list[tuple[DirectoryPlan, DirectoryPlan]] = []
+    while work:
+        plan, present, out = work.pop()
+        here = children_of(present, get) if present is not None else {}
+        want = children_of(plan.node, get)
+        for name, found in here.items():
+            if name in want:
+                continue
+            if found.is_directory and out.below(name):
+                kept = copy.copy(found)
+                kept.children, kept.digests = {}, None
+                _visit(plan, DirectoryPlan(kept), found, out.below(name), work, visited)
+            else:
+                plan.remove.append(name)
+        for name, node in want.items():
+            there = here.get(name)
+            if node.is_directory:
+                if there is not None and not there.is_directory:
+                    plan.remove.append(name)
+                    there = None
+                if (
+                    there is not None
+                    and there.digests == node.digests
+                    and there.digests is not None
+                    and there.attributes() == node.attributes()
+                    and not remake
+                ):
+                    continue
+                below = DirectoryPlan(node, create=there is None)
+                below.attributes_differ = there is not None and there.attributes() != node.attributes()
+                _visit(plan, below, there, out.below(name), work, visited)
+            elif node.unreadable:
+                continue
+            elif there is None or there.content() != node.content() or node.link in remake:
+                if there is not None and there.is_directory:
+                    plan.remove.append(name)
+                plan.put.append(node)
+                if node.link is not None:
+                    broken.add(node.link)
+            elif there.attributes() != node.attributes():
+                plan.adjust.append(node)
+    for parent, below in reversed(visited):
+        if not below.is_empty:
+            parent.below.append(below)
+    return top
+
+
+def _visit(
+    parent: DirectoryPlan,
+    below: DirectoryPlan,
+    present: Node | None,
+    skip: PathSet,
+    work: list[tuple[DirectoryPlan, Node | None, PathSet]],
+    visited: list[tuple[DirectoryPlan, DirectoryPlan]],
+) -> None:
+    visited.append((parent, below))
+    work.append((below, present, skip))
+
+
+def wanted_files(plan: DirectoryPlan) -> Iterator[Node]:
+    """Every entry that a plan makes anew and that is no directory."""
+    work = [plan]
+    while work:
+        present = work.pop()
+        yield from present.put
+        work += present.below
+
+
+def first_difference(plan: DirectoryPlan) -> str:
+    """One path that a plan would touch, to be named in an error."""
+    parts: list[bytes] = []
+    while True:
+        for names in (plan.remove, [node.name for node in (*plan.put, *plan.adjust)]):
+            if names:
+                parts.append(names[0])
+                return "/" + b"/".join(parts).decode("utf-8", "surrogateescape")
+        if not plan.below:
+            return "/" + b"/".join(parts).decode("utf-8", "surrogateescape")
+        plan = plan.below[0]
+        parts.append(plan.node.name)

@@ -1,0 +1,258 @@
+"""Put a snapshot back: check and stage first, then kill, move what differs, start, prove.
+
+The order is the whole point. Changing the upper directory below a mounted overlay is undefined behaviour, so the container
+is dead and unmounted meanwhile. Trees on the disk are proven before the start, while nothing can change them; trees in
+memory exist only after it, when nothing but the holder init runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from snapshot_drivers import beneath
+from snapshot_drivers.base import CaptureOptions, Coverage, Mount, RestoreReport, Snapshot, StateKind, Target
+from snapshot_drivers.errors import RestoreError, RestoreRefused, SnapshotError
+from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.overlay.apply import Staging, apply_plan
+from snapshot_drivers.overlay.capture import Index, skip_set
+from snapshot_drivers.overlay.etc_files import restore_etc
+from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers, is_mounted
+from snapshot_drivers.overlay.paths import PathSet
+from snapshot_drivers.overlay.plan import DirectoryPlan, first_difference, make_plan, wanted_files
+from snapshot_drivers.overlay.scan import ScannedTree, Scanner
+from snapshot_drivers.overlay.sources import OpenMounts, Source, open_sources
+from snapshot_drivers.store.content import ContentStore
+from snapshot_drivers.store.manifest import Manifest, StoredTree
+from snapshot_drivers.tree import Node, children_of, decode_root, digest_of
+
+_UNMOUNT_S: Final = 10.0
+
+
+class StagedRestore:
+    """A restore that is ready to be carried out (see ``base.Staged``)."""
+
+    def __init__(
+        self,
+        target: Target,
+        manifest: Manifest,
+        options: CaptureOptions,
+        *,
+        content: ContentStore,
+        freezer: Freezer,
+        open_mounts: OpenMounts,
+        index: Index,
+    ) -> None:
+        """Checks and stages. Raises: RestoreRefused, RestoreError, StoreDamaged, EngineError; nothing is touched."""
+        self.snapshot: Snapshot = manifest.snapshot
+        self._target = target
+        self._manifest = manifest
+        self._options = options
+        self._content = content
+        self._freezer = freezer
+        self._open_mounts = open_mounts
+        self._stagings: dict[tuple[StateKind, str], Staging] = {}
+        self.index = Index()
+        """After ``apply``: what the next capture may rely on."""
+        self._layers: Layers = find_layers(target)
+        self._check(target, manifest)
+        known = index.trees if index.upper == self._layers.upper else {}
+        try:
+            with open_sources(target, self._layers, open_mounts, memory=False) as sources:
+                self._real = {(tree.kind, tree.path): self._scan(tree, known) for tree in sources.trees}
+                for tree in sources.trees:
+                    self._stage(tree)
+            self._read_ahead()
+        except OSError as error:
+            self.discard()
+            raise RestoreError(f"cannot stage snapshot {self.snapshot.snapshot_id}: {error}; nothing was touched") from error
+        except SnapshotError:
+            self.discard()
+            raise
+
+    def apply(self, *, verify: str = "difference") -> RestoreReport:
+        """See ``base.Staged.apply``."""
+        began = time.perf_counter()
+        try:
+            touched, target = self._apply(full=verify == "full")
+        except OSError as error:
+            raise RestoreError(f"restoring {self.snapshot.snapshot_id} failed half-way: {error}") from error
+        return RestoreReport(
+            target=target,
+            restore_ms=1e3 * (time.perf_counter() - began),
+            touched=touched,
+            verified=verify,
+            coverage=Coverage.of(list(self.snapshot.coverage.items)),
+        )
+
+    def discard(self) -> None:
+        """See ``base.Staged.discard``."""
+        while self._stagings:
+            with suppress(OSError):
+                self._stagings.popitem()[1].close()
+
+    def _check(self, target: Target, manifest: Manifest) -> None:
+        name = manifest.snapshot.snapshot_id
+        if manifest.layer_ids != target.layer_ids or manifest.architecture != target.architecture:
+            raise RestoreRefused(
+                f"snapshot {name} is relative to the layers of image {manifest.image_id}; the container has those of "
+                f"{target.image_id}. Restore it into a container of its own image"
+            )
+        if manifest.lower_dirs != image_layers(self._layers.lower):
+            raise RestoreRefused(f"snapshot {name} was taken above other layer directories than this engine's")
+        mounts = {(mount.kind, mount.path): mount for mount in target.mounts if mount.capture}
+        for tree in manifest.trees:
+            if tree.kind is StateKind.ROOTFS:
+                continue
+            mount = mounts.pop((tree.kind, tree.path), None)
+            if mount is None or tree.name != mount.name:
+                raise RestoreRefused(f"snapshot {name} holds {tree.kind} {tree.path}, which the container does not mount")
+        for mount in mounts.values():
+            if not any(item.path == mount.path for item in manifest.snapshot.coverage.items):
+                raise RestoreRefused(f"the container mounts {mount.path}, of which snapshot {name} knows nothing")
+        self._check_destinations(target.mounts)
+
+    def _check_destinations(self, mounts: tuple[Mount, ...]) -> None:
+        """A mount's way must not lead through a link in the tree that comes back: the runtime would follow it."""
+        rootfs = next(tree for tree in self._manifest.trees if tree.kind is StateKind.ROOTFS)
+        root = self._wanted(rootfs)
+        for mount in mounts:
+            node = root
+            for part in os.fsencode(mount.path).strip(b"/").split(b"/"):
+                child = _child(node, part, self._content)
+                if child is None:
+                    break
+                if not child.is_directory and not child.is_regular:
+                    raise RestoreRefused(
+                        f"in snapshot {self.snapshot.snapshot_id} the way to the mount {mount.path} leads through "
+                        f"{part!r}, which is no directory"
+                    )
+                node = child
+
+    def _wanted(self, tree: StoredTree) -> Node:
+        return decode_root(bytes.fromhex(tree.root), self._content.read)
+
+    def _stored(self, tree: Source) -> StoredTree | None:
+        return next((one for one in self._manifest.trees if (one.kind, one.path) == (tree.kind, tree.path)), None)
+
+    def _scan(self, tree: Source, known: dict[tuple[StateKind, str], ScannedTree]) -> ScannedTree:
+        skip = skip_set(self._options, tree.path)
+        index = known.get((tree.kind, tree.path))
+        return Scanner(digest_of, self._options, skip=skip, index=index).scan(tree.root_fd)
+
+    def _plan(self, tree: Source, scanned: ScannedTree, stored: StoredTree) -> DirectoryPlan:
+        if scanned.digest.hex() == stored.root:
+            return DirectoryPlan(scanned.root)
+        wanted = self._wanted(stored)
+        return make_plan(scanned.root, wanted, self._content.read, skip_set(self._options, tree.path))
+
+    def _stage(self, tree: Source) -> None:
+        stored = self._stored(tree)
+        if stored is not None:
+            plan = self._plan(tree, self._real[(tree.kind, tree.path)], stored)
+            self._staging(tree).prepare(plan)
+
+    def _staging(self, tree: Source) -> Staging:
+        key = (tree.kind, tree.path)
+        if key not in self._stagings:
+            place = tree.staging_place(self._target.engine_root)
+            self._stagings[key] = Staging(place, self._content.read)
+        return self._stagings[key]
+
+    def _read_ahead(self) -> None:
+        """What goes into memory only after the start is read and checked now; so are the three files under /etc."""
+        for tree in self._manifest.trees:
+            if tree.kind is StateKind.TMPFS:
+                wanted = self._wanted(tree)
+                empty = Node(b"", wanted.mode, wanted.uid, wanted.gid, wanted.mtime_ns)
+                empty.children = {}
+                plan = make_plan(empty, wanted, self._content.read, PathSet())
+                for node in wanted_files(plan):
+                    for segment in node.segments:
+                        self._content.read(segment.digest)
+        for file in self._manifest.etc_files:
+            self._content.read(bytes.fromhex(file.digest))
+
+    def _apply(self, *, full: bool) -> tuple[int, Target]:
+        lifecycle = self._target.lifecycle
+        self._freezer.thaw()
+        lifecycle.kill()
+        self._wait_unmounted()
+        touched = 0
+        proven: dict[tuple[StateKind, str], ScannedTree] = {}
+        with open_sources(self._target, self._layers, self._open_mounts, memory=False) as sources:
+            for tree in sources.trees:
+                touched += self._move(tree, self._real, proven, full=full)
+        restore_etc(self._target, self._manifest.etc_files, self._content.read)
+        target = replace(self._target, init_pid=lifecycle.start())
+        with open_sources(target, self._layers, self._open_mounts, disk=False) as sources:
+            for tree in sources.trees:
+                touched += self._move(tree, {}, proven, full=full)
+        self.discard()
+        self._target = target
+        self.index = Index(proven, upper=self._layers.upper)
+        return touched, target
+
+    def _move(
+        self,
+        tree: Source,
+        known: dict[tuple[StateKind, str], ScannedTree],
+        proven: dict[tuple[StateKind, str], ScannedTree],
+        *,
+        full: bool,
+    ) -> int:
+        """One tree is as stored, proven by another walk of it."""
+        stored = self._stored(tree)
+        if stored is None:
+            return 0
+        key = (tree.kind, tree.path)
+        touched = _remove_volatile(self._options, tree)
+        before = self._scan(tree, known)
+        plan = self._plan(tree, before, stored)
+        if not plan.is_empty:
+            touched += apply_plan(plan, tree.root_fd, self._staging(tree))
+        if tree.staged_inside and key in self._stagings:
+            self._stagings.pop(key).close()
+        if tree.staged_inside and not plan.is_empty:
+            os.utime(tree.root_fd, ns=(plan.node.mtime_ns, plan.node.mtime_ns))
+        after = self._scan(tree, {} if full else {key: before})
+        left = self._plan(tree, after, stored)
+        if not left.is_empty:
+            raise RestoreError(
+                f"after restoring {self.snapshot.snapshot_id}, {tree.path.rstrip('/')}{first_difference(left)} "
+                "is not as it was stored"
+            )
+        if after.digest.hex() == stored.root:
+            proven[key] = after
+        return touched
+
+    def _wait_unmounted(self) -> None:
+        """Another mount namespace may still hold the overlay for a moment after the engine says that it is gone."""
+        merged = self._layers.upper.parent / "merged"
+        deadline = time.monotonic() + _UNMOUNT_S
+        while is_mounted(merged):
+            if time.monotonic() > deadline:
+                raise RestoreError(f"{merged} stays mounted after the container was killed; find its holder in /proc/*/mountinfo")
+            time.sleep(0.002)
+
+
+def _child(node: Node, name: bytes, content: ContentStore) -> Node | None:
+    return children_of(node, content.read).get(name) if node.is_directory else None
+
+
+def _remove_volatile(options: CaptureOptions, tree: Source) -> int:
+    """Volatile paths of this tree are gone."""
+    removed = 0
+    for parts in PathSet.of(options.volatile, tree.path).members():
+        place = beneath.Descent(tree.root_fd)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                for part in parts[:-1]:
+                    place.down(part)
+                removed += beneath.remove(place.fd, parts[-1])
+            finally:
+                place.close()
+    return removed

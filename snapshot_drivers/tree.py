@@ -1,0 +1,202 @@
+"""A captured tree: nodes in memory, and their stored form, in which unchanged directories are shared.
+
+A directory is stored as a sequence of *leaves*, each a run of entries in name order. Where one leaf ends and the next
+begins depends on the names alone (a name whose hash has its low bits zero ends a leaf), so a change in a directory of
+any size rewrites one leaf, and directories with equal entries have equal digests whatever their history. The digest of a
+tree therefore stands for its whole content; a restored tree is proven by scanning it and comparing one digest.
+
+Nothing of the host (inode, ctime, device of the file system) enters the stored form. Hard links are stored as a link id,
+derived from the path of the group's first member.
+
+Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``; payload by type:
+directory ``[leaf digests]`` · regular ``[size, segments]`` · symlink ``target`` · device ``rdev`` · else ``None``;
+a segment is ``[offset, length, digest]`` and what no segment covers is a hole. ``segments`` of more than
+``_INLINE_SEGMENTS`` are stored apart and replaced by their digest. A regular file that could not be read has the payload
+``False``: it is named in the coverage and a restore leaves what stands there.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import msgpack
+from blake3 import blake3
+
+_INLINE_SEGMENTS: Final = 16
+_LEAF_MASK: Final = 0x3F  # a leaf holds 64 entries on average
+_LEAF_MOST: Final = 512
+
+Xattrs = tuple[tuple[str, bytes], ...]
+Put = Callable[[bytes], bytes]
+"""Stores one object and answers its digest."""
+Get = Callable[[bytes], bytes]
+"""Reads one object by its digest, verified."""
+
+
+class Segment(NamedTuple):
+    """A run of data in a file; offsets and lengths in bytes."""
+
+    offset: int
+    length: int
+    digest: bytes
+
+
+class Node:
+    """One entry of a tree. ``children`` and ``segments`` are ``None`` until they are known (see ``Tree``)."""
+
+    __slots__ = (
+        "children",
+        "ctime_ns",
+        "digests",
+        "gid",
+        "ino",
+        "link",
+        "mode",
+        "mtime_ns",
+        "name",
+        "rdev",
+        "segments",
+        "size",
+        "target",
+        "uid",
+        "unreadable",
+        "xattrs",
+    )
+
+    def __init__(self, name: bytes, mode: int, uid: int, gid: int, mtime_ns: int) -> None:
+        """A node without content."""
+        self.name = name
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.mtime_ns = mtime_ns
+        self.xattrs: Xattrs = ()
+        self.link: bytes | None = None
+        self.size = 0
+        self.rdev = 0
+        self.target = b""
+        self.segments: tuple[Segment, ...] = ()
+        self.unreadable = False
+        self.children: dict[bytes, Node] | None = None
+        self.digests: tuple[bytes, ...] | None = None
+        """Leaf digests of a directory, once encoded."""
+        self.ino = 0
+        self.ctime_ns = 0
+
+    @property
+    def is_directory(self) -> bool:
+        """True for a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_regular(self) -> bool:
+        """True for a regular file."""
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_whiteout(self) -> bool:
+        """True for overlayfs' sign that a lower entry is deleted (device form)."""
+        return stat.S_ISCHR(self.mode) and self.rdev == 0
+
+    def attributes(self) -> tuple[int, int, int, int, Xattrs]:
+        """What can be changed without touching the content."""
+        return self.mode, self.uid, self.gid, self.mtime_ns, self.xattrs
+
+    def content(self) -> tuple[Any, ...]:
+        """What cannot: type, data, target, device, link group."""
+        kind = stat.S_IFMT(self.mode)
+        return kind, self.size, self.segments, self.target, self.rdev, self.link, self.unreadable
+
+
+def digest_of(data: bytes) -> bytes:
+    """BLAKE3, 32 bytes."""
+    return blake3(data).digest()
+
+
+def path_key(parent_key: bytes, name: bytes) -> bytes:
+    """16 bytes that stand for a path, made from those of its parent; constant cost at any depth."""
+    return blake3(parent_key + name).digest(16)
+
+
+ROOT_KEY: Final = bytes(16)
+
+
+def encode_entry(node: Node, put: Put) -> list[Any]:
+    """The stored form of one entry; a directory must have been encoded before."""
+    payload: Any = None
+    if node.is_directory:
+        assert node.digests is not None
+        payload = list(node.digests)
+    elif node.unreadable:
+        payload = False
+    elif node.is_regular:
+        segments: Any = [list(segment) for segment in node.segments]
+        if len(segments) > _INLINE_SEGMENTS:
+            segments = put(msgpack.packb(segments))
+        payload = [node.size, segments]
+    elif stat.S_ISLNK(node.mode):
+        payload = node.target
+    elif stat.S_ISCHR(node.mode) or stat.S_ISBLK(node.mode):
+        payload = node.rdev
+    xattrs = [list(pair) for pair in node.xattrs] or None
+    return [node.name, node.mode, node.uid, node.gid, node.mtime_ns, xattrs, node.link, payload]
+
+
+def decode_entry(stored: list[Any], get: Get) -> Node:
+    """The node of a stored entry; the children of a directory are not read (see ``children_of``)."""
+    name, mode, uid, gid, mtime_ns, xattrs, link, payload = stored
+    node = Node(name, mode, uid, gid, mtime_ns)
+    node.xattrs = tuple((key, value) for key, value in xattrs or ())
+    node.link = link
+    if node.is_directory:
+        node.digests = tuple(payload)
+    elif payload is False:
+        node.unreadable = True
+    elif node.is_regular:
+        node.size, segments = payload
+        if isinstance(segments, bytes):
+            segments = msgpack.unpackb(get(segments))
+        node.segments = tuple(Segment(*segment) for segment in segments)
+    elif stat.S_ISLNK(mode):
+        node.target = payload
+    elif payload is not None:
+        node.rdev = payload
+    return node
+
+
+def encode_directory(children: Iterable[Node], put: Put) -> tuple[bytes, ...]:
+    """Store the entries of one directory (already sorted by name); answers its leaf digests."""
+    digests: list[bytes] = []
+    leaf: list[list[Any]] = []
+    for node in children:
+        leaf.append(encode_entry(node, put))
+        if len(leaf) >= _LEAF_MOST or blake3(node.name).digest(1)[0] & _LEAF_MASK == 0:
+            digests.append(put(msgpack.packb(leaf)))
+            leaf = []
+    if leaf:
+        digests.append(put(msgpack.packb(leaf)))
+    return tuple(digests)
+
+
+def encode_root(root: Node, put: Put) -> bytes:
+    """Store the root's own entry; its digest stands for the whole tree."""
+    return put(msgpack.packb(encode_entry(root, put)))
+
+
+def decode_root(digest: bytes, get: Get) -> Node:
+    """The root of a stored tree."""
+    return decode_entry(msgpack.unpackb(get(digest)), get)
+
+
+def children_of(node: Node, get: Get) -> dict[bytes, Node]:
+    """The entries of a directory by name, read from the store unless they are in memory."""
+    if node.children is not None:
+        return node.children
+    found: dict[bytes, Node] = {}
+    for digest in node.digests or ():
+        for stored in msgpack.unpackb(get(digest)):
+            child = decode_entry(stored, get)
+            found[child.name] = child
+    return found

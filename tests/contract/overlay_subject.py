@@ -1,0 +1,179 @@
+"""A plain container of the engine with a volume and a tmpfs, driven by the overlay driver; no orchestrator code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+
+from snapshot_drivers.base import Mount, StateKind, Target
+from snapshot_drivers.overlay.driver import OverlayDriver
+from tests.contract.suite import Subject
+from tests.tree_walker import ENGINE_OWNED, walk
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+IMAGES = ("orchestrator-base:latest",)
+
+
+class OverlaySubject(Subject):
+    """See ``Subject``. ``volume``: mounted on /vol; a tmpfs on /tm."""
+
+    def __init__(self, directory: Path) -> None:
+        self.client = docker.from_env()
+        self.name = f"contract-{uuid.uuid4().hex[:12]}"
+        self.directory = directory
+        self.driver = OverlayDriver(self._install_helpers() / "store")
+        self._client_api: Any = self.client.api
+        self.client.volumes.create(self.name)
+        common: dict[str, Any] = {
+            "image": IMAGES[0],
+            "entrypoint": ["/.init", "-P"],
+            "user": "65533:65533",
+            "detach": True,
+            "volumes": {shutil.which("catatonit"): {"bind": "/.init", "mode": "ro"}},
+            "cgroup_parent": f"/orchestrator/{self.name}",
+        }
+        self.holder = self.client.containers.run(name=f"{self.name}-net", network_mode="none", **common)
+        common["volumes"] = {**common["volumes"], self.name: {"bind": "/vol", "mode": "rw"}}
+        self.container = self.client.containers.run(
+            name=self.name,
+            network_mode=f"container:{self.holder.id}",
+            tmpfs={"/tm": "size=64m,mode=1777"},
+            cap_drop=["MKNOD"],
+            **common,
+        )
+        self.sh("mkdir -p /w")
+
+    def _install_helpers(self) -> Path:
+        binaries = self.directory / "bin"
+        binaries.mkdir(parents=True)
+        subprocess.run(
+            ["make", "-s", "-C", str(REPOSITORY / "images/enter"), f"OUT={binaries / 'enter'}"],
+            check=True,
+            capture_output=True,
+        )
+        return self.directory
+
+    def close(self) -> None:
+        self.driver.close()
+        for container in (self.container, self.holder):
+            with contextlib.suppress(docker.errors.APIError):
+                container.remove(force=True, v=True)
+        with contextlib.suppress(docker.errors.APIError):
+            self.client.volumes.get(self.name).remove()
+        for group in Path("/sys/fs/cgroup").glob(f"*/orchestrator/{self.name}"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        self.client.close()
+
+    @property
+    def upper(self) -> Path:
+        self.container.reload()
+        return Path(self.container.attrs["GraphDriver"]["Data"]["UpperDir"])
+
+    @property
+    def root(self) -> str:
+        self.container.reload()
+        return f"/proc/{self.container.attrs['State']['Pid']}/root"
+
+    def target(self) -> Target:
+        self.container.reload()
+        attrs = self.container.attrs
+        image = self.client.images.get(attrs["Image"]).attrs
+        info = self.client.info()
+        engine_root = Path(info["DockerRootDir"])
+        return Target(
+            run_id="contract",
+            container_id=attrs["Id"],
+            init_pid=attrs["State"]["Pid"] or None,
+            engine_root=engine_root,
+            storage_driver=info["Driver"],
+            upper_hint=Path(attrs["GraphDriver"]["Data"]["UpperDir"]),
+            freeze_group=f"/orchestrator/{self.name}",
+            image_id=attrs["Image"],
+            layer_ids=tuple(image["RootFS"]["Layers"]),
+            architecture=image["Architecture"],
+            mounts=(
+                Mount(StateKind.VOLUME, "/vol", engine_root / "volumes" / self.name / "_data", self.name),
+                Mount(StateKind.TMPFS, "/tm", None),
+                Mount(StateKind.TMPFS, "/dev/shm", None),
+            ),
+            etc_files=(
+                ("/etc/hosts", Path(attrs["HostsPath"])),
+                ("/etc/resolv.conf", Path(attrs["ResolvConfPath"])),
+                ("/etc/hostname", Path(attrs["HostnamePath"])),
+            ),
+            etc_is_new=False,
+            lifecycle=self,
+        )
+
+    def kill(self) -> None:
+        """See ``Lifecycle``."""
+        with contextlib.suppress(docker.errors.APIError):
+            self.container.kill()
+        self.container.wait()
+
+    def start(self) -> int:
+        """See ``Lifecycle``."""
+        self.container.start()
+        self.container.reload()
+        return int(self.container.attrs["State"]["Pid"])
+
+    def sh(self, command: str) -> str:
+        code, output = self.container.exec_run(["sh", "-c", command], user="0", environment={"R": ""})
+        assert code == 0, output
+        return str(output.decode("utf-8", "surrogateescape"))
+
+    def spawn(self, command: str) -> None:
+        """Runs a command in the background; it must daemonise or redirect by itself."""
+        self.container.exec_run(["sh", "-c", command], user="0", detach=True)
+        time.sleep(0.3)
+
+    def tree(self) -> list[str]:
+        left_out = [path for path in ENGINE_OWNED if path != b"/dev"]
+        lines = walk(self.root, [*left_out, b"/dev"])
+        return lines + walk(f"{self.root}/dev/shm") + walk(f"{self.root}/etc", [])
+
+    def reopen(self) -> None:
+        self.driver.close()
+        self.driver = OverlayDriver(self.directory / "store")
+
+    def damage_content(self) -> None:
+        for pack in (self.directory / "store/packs").glob("*.pack"):
+            data = bytearray(pack.read_bytes())
+            for position in range(8, len(data) - 200, 50):
+                data[position] ^= 1
+            pack.write_bytes(data)
+
+
+@contextlib.contextmanager
+def overlay_subject(directory: Path) -> Iterator[OverlaySubject]:
+    """A running subject, removed afterwards."""
+    subject = OverlaySubject(directory)
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+def is_engine_there() -> bool:
+    """True when the engine answers and the base image is there."""
+    try:
+        client = docker.from_env()
+        return bool(client.images.list(IMAGES[0]))
+    except (docker.errors.DockerException, OSError):
+        return False
+
+
+def assert_ci_has_engine() -> None:
+    """In CI an absent engine is a failure, not a reason to skip."""
+    assert not os.environ.get("CI"), "the engine or the base image is missing in CI"
