@@ -1,0 +1,1 @@
+"""The overlay driver: the writable layer, volumes and memory file systems of a container, as a delta."""

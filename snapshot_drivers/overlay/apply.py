@@ -1,9 +1,9 @@
 """Carry out a plan on a tree: every write goes through descriptors, no link is followed, no file is changed in place.
 
-New files are made in a *staging* directory on the tree's own file system, outside of the tree (inside, under a reserved
-name, for a tmpfs or a declared bind), and renamed in. Files staged before the container is touched turn a full disk or a
-damaged object into an error while nothing has happened yet. Metadata goes owner, extended attributes, mode, times: a
-chown clears setuid bits and file capabilities.
+New files are made in a *staging* directory on the tree's own file system, outside of the tree (inside, under a
+reserved name, for a tmpfs or a declared bind), and renamed in. Files staged before the container is touched turn a
+full disk or a damaged object into an error while nothing has happened yet. Metadata goes owner, extended attributes,
+mode, times: a chown clears setuid bits and file capabilities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ STAGING_NAME: Final = b".orchestrator-restore"
 _PAGE: Final = 4096
 _ZERO_PAGE: Final = bytes(_PAGE)
 # Attributes that the kernel keeps for the root of an upper directory; see scan.
-_KEPT_XATTRS: Final = frozenset({"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"})
+_KEPT_XATTRS: Final = frozenset(
+    {"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"}
+)
 
 
 class Staging:
@@ -162,7 +164,7 @@ def set_attributes(directory_fd: int, name: bytes, node: Node) -> None:
         handle = f"/proc/self/fd/{looked}"
         _set_xattrs(handle, node)
         if not stat.S_ISLNK(node.mode):
-            os.chmod(handle, stat.S_IMODE(node.mode))
+            os.chmod(handle, stat.S_IMODE(node.mode))  # noqa: PTH101 the path is a descriptor's
     os.utime(name, ns=(node.mtime_ns, node.mtime_ns), dir_fd=directory_fd, follow_symlinks=False)
 
 

@@ -180,7 +180,9 @@ class Capture:
             if inside != "1" and not shown.startswith("/.orchestrator/"):
                 found.append(f"pid {inside} {shown or '(no command line)'}")
         items = [
-            _process(text, CoverageState.EXCLUDED, "the overlay driver takes files only; it will not run after a restore")
+            _process(
+                text, CoverageState.EXCLUDED, "the overlay driver takes files only; it will not run after a restore"
+            )
             for text in found[:_SHOWN_PROCESSES]
         ]
         if len(found) > _SHOWN_PROCESSES:
@@ -213,7 +215,8 @@ def _problems(taken: _Taken) -> list[CoverageItem]:
     return [
         CoverageItem(
             kind=tree.kind,
-            path=tree.path.rstrip("/") + problem.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"),
+            path=tree.path.rstrip("/")
+            + problem.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"),
             state=CoverageState.MISSING,
             reason=problem.reason,
         )

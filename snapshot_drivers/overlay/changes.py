@@ -1,7 +1,8 @@
-"""What differs between two snapshots, in the container's own terms: overlayfs' signs are read against the image's layers.
+"""What differs between two snapshots, in the container's own terms: overlayfs' signs are read against the image's
+layers.
 
-A whiteout is a deletion, an opaque directory hides what the image has there, a copied-up directory is no change by itself.
-Two stored trees are compared by their digests, so the cost follows the difference.
+A whiteout is a deletion, an opaque directory hides what the image has there, a copied-up directory is no change by
+itself. Two stored trees are compared by their digests, so the cost follows the difference.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ def changes_between(older: Manifest | None, newer: Manifest, get: Get) -> Iterat
     before = {(tree.kind, tree.path): tree for tree in older.trees} if older else {}
     for tree in newer.trees:
         image = Image(newer.lower_dirs if tree.kind is StateKind.ROOTFS else ())
-        yield from _Comparison(tree, get, image).run(before.pop((tree.kind, tree.path), None))
+        found = _Comparison(tree, get, image).run(before.pop((tree.kind, tree.path), None))
+        yield from sorted(found, key=lambda change: change.path)
     for gone in before.values():
         yield Change(status="D", path=gone.path, kind=gone.kind)
     files = {file.path: file for file in older.etc_files} if older else {}
     for file in newer.etc_files:
         known = files.get(file.path)
-        if known is not None and known != file:
+        if known is not None and known.model_copy(update={"mtime_ns": file.mtime_ns}) != file:
             yield Change(status="M" if known.digest != file.digest else "m", path=file.path, kind=StateKind.ETC)
 
 
@@ -110,7 +112,7 @@ def _is_opaque(descriptor: int) -> bool:
 
 @dataclass(frozen=True)
 class _Pair:
-    """One directory on both sides; ``hidden``: the image is not seen through it any more, on the older side or the newer."""
+    """One directory on both sides; ``hidden``: the image is not seen through it, on the older or the newer side."""
 
     parts: tuple[bytes, ...]
     old: Node | None
@@ -133,9 +135,8 @@ class _Comparison:
         work = [_Pair((), old, new, False, False)]
         while work:
             pair = work.pop()
-            if pair.old is not None and pair.new is not None and pair.old.digests == pair.new.digests:
-                if pair.old_hidden == pair.new_hidden:
-                    continue
+            if _same_entries(pair.old, pair.new) and pair.old_hidden == pair.new_hidden:
+                continue
             deeper: list[_Pair] = []
             for name in self._names(pair):
                 yield from self._compare(pair, name, deeper)
@@ -162,10 +163,12 @@ class _Comparison:
         elif stat.S_IFMT(was[0]) != stat.S_IFMT(now[0]):
             yield self._change("T", parts)
         elif not stat.S_ISDIR(now[0]):
-            # One side may show the image's own file; a copied-up one counts as changed, since its content may be.
-            if old is None or new is None or old.content() != new.content():
-                if (old is None) != (new is None) or old is not None:
+            # Where one side shows the image's own file, the other is a copy of it that was made to be changed.
+            if old is None or new is None:
+                if old is not new:
                     yield self._change("M", parts)
+            elif old.content() != new.content():
+                yield self._change("M", parts)
             elif old.attributes() != new.attributes():
                 yield self._change("m", parts)
         elif was != now:
@@ -193,6 +196,10 @@ class _Comparison:
     def _change(self, status: str, parts: tuple[bytes, ...]) -> Change:
         path = os.fsdecode(b"/".join(parts))
         return Change(status=status, path=f"{self._tree.path.rstrip('/')}/{path}", kind=self._tree.kind)
+
+
+def _same_entries(old: Node | None, new: Node | None) -> bool:
+    return old is not None and new is not None and old.digests == new.digests
 
 
 def _hides(directory: Node | None) -> bool:

@@ -15,13 +15,13 @@ from snapshot_drivers import beneath
 from snapshot_drivers.base import Target
 from snapshot_drivers.errors import CaptureError, RestoreError
 from snapshot_drivers.store.manifest import StoredFile
-from snapshot_drivers.tree import Get, Put
+from snapshot_drivers.tree import Get, Put, digest_of
 
 _MOST_BYTES: Final = 1 << 20
 
 
 def capture_etc(target: Target, put: Put) -> tuple[StoredFile, ...]:
-    """Content, mode and owner of the three files are stored.
+    """Content, mode, owner and time of the three files are stored.
 
     Raises: CaptureError: one cannot be read or is larger than 1 MiB.
     """
@@ -40,6 +40,7 @@ def capture_etc(target: Target, put: Put) -> tuple[StoredFile, ...]:
                 mode=stat.S_IMODE(found.st_mode),
                 uid=found.st_uid,
                 gid=found.st_gid,
+                mtime_ns=found.st_mtime_ns,
             )
         )
     return tuple(stored)
@@ -63,7 +64,15 @@ def restore_etc(target: Target, stored: tuple[StoredFile, ...], get: Get) -> int
             found, present = _read(target.engine_root, host_path)
             if target.etc_is_new and file.path == "/etc/hosts":
                 wanted = _with_new_address(wanted, present)
-            if (present, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) != (wanted, file.mode, file.uid, file.gid):
+            there = StoredFile(
+                path=file.path,
+                digest=digest_of(present).hex(),
+                mode=stat.S_IMODE(found.st_mode),
+                uid=found.st_uid,
+                gid=found.st_gid,
+                mtime_ns=found.st_mtime_ns,
+            )
+            if there != file or present != wanted:
                 _write(target.engine_root, host_path, wanted, file)
                 changed += 1
         except OSError as error:
@@ -100,3 +109,4 @@ def _write(engine_root: Path, host_path: Path, data: bytes, stored: StoredFile) 
             os.write(file, data)
             os.fchown(file, stored.uid, stored.gid)
             os.fchmod(file, stored.mode)
+            os.utime(file, ns=(stored.mtime_ns, stored.mtime_ns))

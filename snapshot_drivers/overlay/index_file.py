@@ -1,7 +1,7 @@
 """The index of a container's trees on the disk, so that a new process need not read everything again.
 
-A cache: it is believed only if its checksum is right, it is gone or ignored otherwise, and nothing is lost but time. Flat
-(preorder with child counts), since trees may be deeper than any encoder nests.
+A cache: it is believed only if its checksum is right, it is gone or ignored otherwise, and nothing is lost but time.
+Flat (preorder with child counts), since trees may be deeper than any encoder nests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the engine keeps a container's layers: found from the engine's side, proven twice, never asked of the container."""
+"""Where the engine keeps a container's layers: its own word, proven by the host's mounts; never the container's."""
 
 from __future__ import annotations
 
@@ -38,14 +38,18 @@ def find_layers(target: Target) -> Layers:
         )
     upper = target.upper_hint
     if upper is None:
-        raise EngineError(f"the engine does not say where container {target.container_id[:12]} keeps its upper directory")
+        raise EngineError(
+            f"the engine does not say where container {target.container_id[:12]} keeps its upper directory"
+        )
     try:
         with beneath.closing(beneath.open_below(target.engine_root, upper)) as found:
             identity = os.fstat(found)
         with beneath.closing(beneath.open_below(target.engine_root, upper.parent)) as parent:
             owner = os.fstat(parent)
     except OSError as error:
-        raise EngineError(f"cannot reach the upper directory {upper}: {error.strerror}; is the engine on this host?") from error
+        raise EngineError(
+            f"cannot reach the upper directory {upper}: {error.strerror}; is the engine on this host?"
+        ) from error
     if owner.st_uid != 0 or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise EngineError(f"{upper.parent} does not belong to root alone; refusing to work on it")
     options = _mount_options(upper.parent / "merged")

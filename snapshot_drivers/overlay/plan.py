@@ -1,7 +1,7 @@
 """What must be done to a tree so that it equals another one: pure, and proportional to the difference.
 
-Directories with equal digests are never looked into. Where a hardlink group of the wanted tree is not as it was, all its
-members are made anew, so that they share one inode again; only then is the whole wanted tree walked.
+Directories with equal digests are never looked into. Where a hardlink group of the wanted tree is not as it was, all
+its members are made anew, so that they share one inode again; only then is the whole wanted tree walked.
 """
 
 from __future__ import annotations

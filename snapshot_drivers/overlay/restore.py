@@ -1,8 +1,8 @@
 """Put a snapshot back: check and stage first, then kill, move what differs, start, prove.
 
-The order is the whole point. Changing the upper directory below a mounted overlay is undefined behaviour, so the container
-is dead and unmounted meanwhile. Trees on the disk are proven before the start, while nothing can change them; trees in
-memory exist only after it, when nothing but the holder init runs.
+The order is the whole point. Changing the upper directory below a mounted overlay is undefined behaviour, so the
+container is dead and unmounted meanwhile. Trees on the disk are proven before the start, while nothing can change
+them; trees in memory exist only after it, when nothing but the holder init runs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from snapshot_drivers.overlay.apply import Staging, apply_plan
 from snapshot_drivers.overlay.capture import Index, skip_set
 from snapshot_drivers.overlay.etc_files import restore_etc
 from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers, is_mounted
+from snapshot_drivers.overlay.mapped import inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import DirectoryPlan, first_difference, make_plan, wanted_files
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
@@ -60,6 +61,8 @@ class StagedRestore:
         self._layers: Layers = find_layers(target)
         self._check(target, manifest)
         known = index.trees if index.upper == self._layers.upper else {}
+        # Mapped then or now: their timestamps say nothing, neither before the kill nor after it.
+        self._mapped = index.mapped | mapped_paths(freezer.pids() if target.init_pid is not None else [])
         try:
             with open_sources(target, self._layers, open_mounts, memory=False) as sources:
                 self._real = {(tree.kind, tree.path): self._scan(tree, known) for tree in sources.trees}
@@ -68,7 +71,9 @@ class StagedRestore:
             self._read_ahead()
         except OSError as error:
             self.discard()
-            raise RestoreError(f"cannot stage snapshot {self.snapshot.snapshot_id}: {error}; nothing was touched") from error
+            raise RestoreError(
+                f"cannot stage snapshot {self.snapshot.snapshot_id}: {error}; nothing was touched"
+            ) from error
         except SnapshotError:
             self.discard()
             raise
@@ -109,7 +114,9 @@ class StagedRestore:
                 continue
             mount = mounts.pop((tree.kind, tree.path), None)
             if mount is None or tree.name != mount.name:
-                raise RestoreRefused(f"snapshot {name} holds {tree.kind} {tree.path}, which the container does not mount")
+                raise RestoreRefused(
+                    f"snapshot {name} holds {tree.kind} {tree.path}, which the container does not mount"
+                )
         for mount in mounts.values():
             if not any(item.path == mount.path for item in manifest.snapshot.coverage.items):
                 raise RestoreRefused(f"the container mounts {mount.path}, of which snapshot {name} knows nothing")
@@ -141,7 +148,8 @@ class StagedRestore:
     def _scan(self, tree: Source, known: dict[tuple[StateKind, str], ScannedTree]) -> ScannedTree:
         skip = skip_set(self._options, tree.path)
         index = known.get((tree.kind, tree.path))
-        return Scanner(digest_of, self._options, skip=skip, index=index).scan(tree.root_fd)
+        dirty = inodes_of(self._mapped, tree.path, tree.root_fd) if index is not None else frozenset()
+        return Scanner(digest_of, self._options, skip=skip, index=index, dirty_inodes=dirty).scan(tree.root_fd)
 
     def _plan(self, tree: Source, scanned: ScannedTree, stored: StoredTree) -> DirectoryPlan:
         if scanned.digest.hex() == stored.root:
@@ -235,7 +243,9 @@ class StagedRestore:
         deadline = time.monotonic() + _UNMOUNT_S
         while is_mounted(merged):
             if time.monotonic() > deadline:
-                raise RestoreError(f"{merged} stays mounted after the container was killed; find its holder in /proc/*/mountinfo")
+                raise RestoreError(
+                    f"{merged} stays mounted after the container was killed; find its holder in /proc/*/mountinfo"
+                )
             time.sleep(0.002)
 
 

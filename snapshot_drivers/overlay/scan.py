@@ -1,8 +1,9 @@
 """Walk one tree that a container controls and store what changed since the last walk.
 
-The last walk's tree is the index: an entry whose inode, ctime, size and mode are as they were is taken over unread. Two
-things can change content without moving these: a clock tick that both writes share (an entry younger than the last walk by
-``_RACY_NS`` is read again, git's racily-clean rule), and a shared mapping (``dirty_inodes``, see ``mapped``).
+The last walk's tree is the index: an entry whose inode, ctime, size and mode are as they were is taken over unread.
+Two things can change content without moving these: a clock tick that both writes share (an entry younger than the
+last walk by ``_RACY_NS`` is read again, git's racily-clean rule), and a shared mapping (``dirty_inodes``, see
+``mapped``).
 
 The walk is iterative and holds a bounded number of descriptors, so no depth stops it: ``os.walk`` loses 20,000 levels
 without an error. Whatever cannot be read is a problem of the result, never left out in silence.
@@ -30,7 +31,9 @@ _RACY_NS: Final = 20_000_000
 _READ_TRIES: Final = 3
 _SHOWN_PATH_BYTES: Final = 400
 # Made by the kernel for one upper directory; they neither belong to the state nor fit another directory.
-_ROOT_ONLY_XATTRS: Final = frozenset({"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"})
+_ROOT_ONLY_XATTRS: Final = frozenset(
+    {"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"}
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,9 @@ class Scanner:
         try:
             listed = beneath.list_directory(place.fd, self._options.max_entries - self._entries)
         except beneath.TooManyEntries as error:
-            raise LimitExceeded(f"the container has more than {self._options.max_entries} changed entries (max_entries)") from error
+            raise LimitExceeded(
+                f"the container has more than {self._options.max_entries} changed entries (max_entries)"
+            ) from error
         frame = _Frame(node, before, skip, key)
         same = before is not None and self._is_same(node, before)
         node.xattrs = before.xattrs if same and before else self._xattrs(place.fd, looked=False, root=not self._frames)
@@ -191,7 +196,7 @@ class Scanner:
             child = before
         else:
             try:
-                child = self._read(directory_fd, name, frame)
+                child = self._read(directory_fd, name)
             except FileNotFoundError:
                 return None
             if before is None or before.attributes() != child.attributes() or before.content() != child.content():
@@ -209,7 +214,7 @@ class Scanner:
         self._changed.add(id(directory))
         return node
 
-    def _read(self, directory_fd: int, name: bytes, frame: _Frame) -> Node:
+    def _read(self, directory_fd: int, name: bytes) -> Node:
         """Everything about one entry that is no directory; what cannot be read becomes a problem."""
         self._reread += 1
         with beneath.closing(beneath.look(directory_fd, name)) as looked:

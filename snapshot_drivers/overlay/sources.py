@@ -14,7 +14,7 @@ from snapshot_drivers.errors import EngineError
 from snapshot_drivers.overlay.layers import Layers
 
 OpenMounts = Callable[[Target, list[str]], dict[str, int]]
-"""``O_PATH`` descriptors of mounts in a running container's mount namespace, by path (``snapshot_drivers.namespaces``)."""
+"""``O_PATH`` descriptors of mounts in a running container's mount namespace, by path (see ``namespaces``)."""
 
 
 @dataclass(frozen=True)

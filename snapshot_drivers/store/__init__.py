@@ -1,0 +1,1 @@
+"""Where snapshots are kept: packs of content-addressed objects, and manifests that name them."""

@@ -1,6 +1,7 @@
 """The manifest of a snapshot: its existence is the commit point. ``manifests/<snapshot id>.json``, never changed.
 
-Written after the pack that holds its content (temporary name, fsync, rename, fsync of the directory); deleted before it.
+Written after the pack that holds its content (temporary name, fsync, rename, fsync of the directory); deleted before
+it.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class StoredFile(BaseModel):
     mode: int
     uid: int
     gid: int
+    mtime_ns: int
 
 
 class Manifest(BaseModel):

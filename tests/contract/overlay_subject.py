@@ -15,7 +15,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from snapshot_drivers.base import Mount, StateKind, Target
+from snapshot_drivers.base import Mount, Snapshot, StateKind, Target
 from snapshot_drivers.overlay.driver import OverlayDriver
 from tests.contract.suite import Subject
 from tests.tree_walker import ENGINE_OWNED, walk
@@ -26,6 +26,8 @@ IMAGES = ("orchestrator-base:latest",)
 
 class OverlaySubject(Subject):
     """See ``Subject``. ``volume``: mounted on /vol; a tmpfs on /tm."""
+
+    pristine: Snapshot
 
     def __init__(self, directory: Path) -> None:
         self.client = docker.from_env()

@@ -42,7 +42,8 @@ class Subject(abc.ABC):
 
     def python(self, code: str) -> str:
         """Runs Python in it; ``R`` is the root as bytes."""
-        return self.sh("python3 - <<'END'\nimport os, stat, time, socket\nR = os.environ['R'].encode()\n" + code + "\nEND")
+        setup = "import os, stat, time, socket\nR = os.environ['R'].encode()\n"
+        return self.sh(f"python3 - <<'END'\n{setup}{code}\nEND")
 
     def capture(self, parent: Snapshot | None = None) -> Snapshot:
         return self.driver.capture(self.target(), parent.snapshot_id if parent else None, self.options)
@@ -56,13 +57,15 @@ class Subject(abc.ABC):
 
 
 STATES: dict[str, str] = {
-    "empty directories and modes": "mkdir -p $R/w/empty; mkdir -m 1777 $R/w/t; mkdir -m 0 $R/w/none; chmod 2750 $R/w/empty",
+    "empty directories and modes": "mkdir -p $R/w/empty; mkdir -m 1777 $R/w/t; mkdir -m 0 $R/w/none; "
+    "chmod 2750 $R/w/empty",
     "setuid and owners": "echo a > $R/w/s; chown 1000:1000 $R/w/s; chmod 6755 $R/w/s; chown -h 7:8 $R/w",
     "symlinks, dangling and absolute": "ln -s nowhere $R/w/a; ln -s /etc/passwd $R/w/b; chown -h 5:6 $R/w/a",
     "hardlinks across directories": "mkdir $R/w/d; echo x > $R/w/one; ln $R/w/one $R/w/d/two; ln $R/w/one $R/three; "
     "ln -s q $R/w/l; ln -P $R/w/l $R/w/d/l2",
     "fifo": "mkfifo -m 640 $R/w/p",
-    "empty and large files": "touch $R/w/nil; head -c 5000000 /dev/urandom > $R/w/big; head -c 3145728 /dev/zero > $R/w/z",
+    "empty and large files": "touch $R/w/nil; head -c 5000000 /dev/urandom > $R/w/big; "
+    "head -c 3145728 /dev/zero > $R/w/z",
     "directory over file over link": "mkdir $R/w/x; echo 1 > $R/w/x/y; ln -s x $R/w/lx",
 }
 AFTERWARDS = (
@@ -201,16 +204,18 @@ class DriverContract(abc.ABC):
         subject.options = CaptureOptions(excluded=("/w/keep", "/w/deep/in"), volatile=("/w/cache",))
         subject.sh("mkdir $R/w/cache; echo c > $R/w/cache/c; echo 1 > $R/w/keep; echo 1 > $R/w/f")
         snapshot = subject.capture()
-        subject.sh("echo 2 > $R/w/keep; echo 2 > $R/w/f; mkdir -p $R/w/deep/in; echo s > $R/w/deep/in/s; echo t > $R/w/deep/t")
+        subject.sh("echo 2 > $R/w/keep; echo 2 > $R/w/f")
+        subject.sh("mkdir -p $R/w/deep/in; echo s > $R/w/deep/in/s; echo t > $R/w/deep/t")
         subject.restore(snapshot)
         assert subject.sh("cat $R/w/keep $R/w/f $R/w/deep/in/s").split() == ["2", "1", "s"]
         assert subject.sh("ls -A $R/w").split() == ["deep", "f", "keep"]
         assert subject.sh("ls -A $R/w/deep").split() == ["in"]
 
     def test_the_difference_names_what_changed(self, subject: Subject) -> None:
-        subject.sh("echo 1 > $R/w/changed; echo 1 > $R/w/gone; echo 1 > $R/w/mode; echo 1 > $R/w/type; echo 1 > $R/w/same")
+        subject.sh("for name in changed gone mode type same; do echo 1 > $R/w/$name; done")
         first = subject.capture()
-        subject.sh("echo 2 > $R/w/changed; rm $R/w/gone $R/w/type; chmod 600 $R/w/mode; mkdir $R/w/type; echo 1 > $R/w/added")
+        subject.sh("echo 2 > $R/w/changed; rm $R/w/gone $R/w/type; chmod 600 $R/w/mode; mkdir $R/w/type")
+        subject.sh("echo 1 > $R/w/added")
         second = subject.capture(first)
         found = {change.path: change.status for change in subject.driver.diff(first.snapshot_id, second.snapshot_id)}
         assert found == {"/w/changed": "M", "/w/gone": "D", "/w/mode": "m", "/w/type": "T", "/w/added": "A"}
