@@ -57,7 +57,7 @@ class CoverageItem(BaseModel):
 
 
 class Coverage(BaseModel):
-    """Which state a snapshot holds. ``complete``: no item is missing or unknown (excluded ones were the user's wish)."""
+    """Which state a snapshot holds. ``complete``: nothing is missing or unknown; what is excluded was a wish."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -2,17 +2,17 @@
 
 A directory is stored as a sequence of *leaves*, each a run of entries in name order. Where one leaf ends and the next
 begins depends on the names alone (a name whose hash has its low bits zero ends a leaf), so a change in a directory of
-any size rewrites one leaf, and directories with equal entries have equal digests whatever their history. The digest of a
-tree therefore stands for its whole content; a restored tree is proven by scanning it and comparing one digest.
+any size rewrites one leaf, and directories with equal entries have equal digests whatever their history. The digest
+of a tree therefore stands for its whole content; a restored tree is proven by scanning it and comparing one digest.
 
-Nothing of the host (inode, ctime, device of the file system) enters the stored form. Hard links are stored as a link id,
-derived from the path of the group's first member.
+Nothing of the host (inode, ctime, device of the file system) enters the stored form. Hard links are stored as a link
+id, derived from the path of the group's first member.
 
-Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``; payload by type:
-directory ``[leaf digests]`` · regular ``[size, segments]`` · symlink ``target`` · device ``rdev`` · else ``None``;
-a segment is ``[offset, length, digest]`` and what no segment covers is a hole. ``segments`` of more than
-``_INLINE_SEGMENTS`` are stored apart and replaced by their digest. A regular file that could not be read has the payload
-``False``: it is named in the coverage and a restore leaves what stands there.
+Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``; payload by type: directory
+``[leaf digests]`` · regular ``[size, segments]`` · symlink ``target`` · device ``rdev`` · else ``None``; a segment is
+``[offset, length, digest]`` and what no segment covers is a hole. ``segments`` of more than ``_INLINE_SEGMENTS`` are
+stored apart and replaced by their digest. A regular file that could not be read has the payload ``False``: it is
+named in the coverage and a restore leaves what stands there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Fingerprint of a directory tree that shares no code with the product: one line an entry.
 
-Type, mode, owner, size, device, link target, content hash, extended attributes (overlayfs' own left out), hardlink groups
-and the modification time in nanoseconds. Works at any depth; reads whatever root can read. Run as a program on a path too.
+Type, mode, owner, size, device, link target, content hash, extended attributes (overlayfs' own left out), hardlink
+groups and the modification time in nanoseconds. Works at any depth; reads whatever root can read. Run as a program on
+a path too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def walk(root: str, leave_out: Iterable[bytes] = ENGINE_OWNED) -> list[str]:
     return lines
 
 
-def _directory(top: int, path: bytes, left: frozenset[bytes], groups: dict[tuple[int, int], bytes], lines: list[str]) -> None:
+def _directory(
+    top: int, path: bytes, left: frozenset[bytes], groups: dict[tuple[int, int], bytes], lines: list[str]
+) -> None:
     pending: list[tuple[int, bytes, list[str]]] = [(top, path, sorted(os.listdir(top), reverse=True))]
     while pending:
         fd, at, names = pending[-1]
@@ -49,7 +52,9 @@ def _line(fd: int, name: str, full: bytes, found: os.stat_result, groups: dict[t
     try:
         proc = f"/proc/self/fd/{handle}"
         attributes = [
-            (key, os.getxattr(proc, key)) for key in sorted(os.listxattr(proc)) if not key.startswith("trusted.overlay.")
+            (key, os.getxattr(proc, key))
+            for key in sorted(os.listxattr(proc))
+            if not key.startswith("trusted.overlay.")
         ]
         body = ""
         if stat.S_ISREG(found.st_mode):

@@ -17,15 +17,12 @@ from typing import Final, Self
 
 from snapshot_drivers import beneath
 from snapshot_drivers.overlay.plan import DirectoryPlan, wanted_files
+from snapshot_drivers.overlay.scan import ROOT_ONLY_XATTRS
 from snapshot_drivers.tree import Get, Node
 
 STAGING_NAME: Final = b".orchestrator-restore"
 _PAGE: Final = 4096
 _ZERO_PAGE: Final = bytes(_PAGE)
-# Attributes that the kernel keeps for the root of an upper directory; see scan.
-_KEPT_XATTRS: Final = frozenset(
-    {"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"}
-)
 
 
 class Staging:
@@ -168,21 +165,21 @@ def set_attributes(directory_fd: int, name: bytes, node: Node) -> None:
     os.utime(name, ns=(node.mtime_ns, node.mtime_ns), dir_fd=directory_fd, follow_symlinks=False)
 
 
-def _set_directory_attributes(descriptor: int, node: Node) -> None:
+def _set_directory_attributes(descriptor: int, node: Node, *, root: bool) -> None:
     os.fchown(descriptor, node.uid, node.gid)
-    _set_xattrs(descriptor, node)
+    _set_xattrs(descriptor, node, keep=ROOT_ONLY_XATTRS if root else frozenset())
     os.fchmod(descriptor, stat.S_IMODE(node.mode))
     os.utime(descriptor, ns=(node.mtime_ns, node.mtime_ns))
 
 
-def _set_xattrs(handle: int | str, node: Node) -> None:
+def _set_xattrs(handle: int | str, node: Node, keep: frozenset[str] = frozenset()) -> None:
     try:
         present = set(os.listxattr(handle))
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP and not node.xattrs:
             return
         raise
-    for name in present - {name for name, _ in node.xattrs} - _KEPT_XATTRS:
+    for name in present - {name for name, _ in node.xattrs} - keep:
         os.removexattr(handle, name)
     for name, value in node.xattrs:
         if name not in present or os.getxattr(handle, name) != value:
@@ -209,7 +206,7 @@ def apply_plan(plan: DirectoryPlan, root_fd: int, staging: Staging) -> int:
                 trail.append((following, list(reversed(following.below))))
             else:
                 done, _ = trail.pop()
-                _set_directory_attributes(place.fd, done.node)
+                _set_directory_attributes(place.fd, done.node, root=not trail)
                 touched += 1
                 if trail:
                     place.up()

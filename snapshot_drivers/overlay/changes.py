@@ -19,7 +19,8 @@ from snapshot_drivers.errors import UnknownSnapshot
 from snapshot_drivers.store.manifest import Manifest, StoredTree
 from snapshot_drivers.tree import Get, Node, children_of, decode_root
 
-_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+# The container may set user.overlay.* itself; on a mount without `userxattr` the kernel does not read that.
+_OPAQUE = ("trusted.overlay.opaque", b"y")
 
 
 def changes_between(older: Manifest | None, newer: Manifest, get: Get) -> Iterator[Change]:
@@ -107,7 +108,7 @@ def _list_in(layer: Path, parts: tuple[bytes, ...]) -> tuple[list[tuple[bytes, o
 
 
 def _is_opaque(descriptor: int) -> bool:
-    return any(name in _OPAQUE and value == b"y" for name, value in beneath.read_xattrs(descriptor, looked=False))
+    return _OPAQUE in beneath.read_xattrs(descriptor, looked=False)
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ def _same_entries(old: Node | None, new: Node | None) -> bool:
 
 
 def _hides(directory: Node | None) -> bool:
-    return directory is not None and any(name in _OPAQUE and value == b"y" for name, value in directory.xattrs)
+    return directory is not None and _OPAQUE in directory.xattrs
 
 
 def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | None:

@@ -57,6 +57,8 @@ def find_layers(target: Target) -> Layers:
         if target.init_pid is not None:
             raise EngineError(f"no overlay is mounted on {upper.parent / 'merged'} though the container runs")
         return Layers(upper, _lower_of_stopped(upper.parent))
+    if "userxattr" in options:
+        raise UnsupportedHost("the engine is rootless (overlay with userxattr), which the overlay driver does not do")
     mounted = upper.parent.parent / options["upperdir"]
     try:
         same = mounted.stat()

@@ -31,9 +31,7 @@ _RACY_NS: Final = 20_000_000
 _READ_TRIES: Final = 3
 _SHOWN_PATH_BYTES: Final = 400
 # Made by the kernel for one upper directory; they neither belong to the state nor fit another directory.
-_ROOT_ONLY_XATTRS: Final = frozenset(
-    {"trusted.overlay.uuid", "trusted.overlay.origin", "user.overlay.uuid", "user.overlay.origin"}
-)
+ROOT_ONLY_XATTRS: Final = frozenset({"trusted.overlay.uuid", "trusted.overlay.origin"})
 
 
 @dataclass(frozen=True)
@@ -283,7 +281,7 @@ class Scanner:
     def _xattrs(self, descriptor: int, *, looked: bool, root: bool = False) -> tuple[tuple[str, bytes], ...]:
         found = beneath.read_xattrs(descriptor, looked=looked)
         if root:
-            found = tuple(pair for pair in found if pair[0] not in _ROOT_ONLY_XATTRS)
+            found = tuple(pair for pair in found if pair[0] not in ROOT_ONLY_XATTRS)
         if found and sum(len(name) + len(value) for name, value in found) > self._options.max_xattr_bytes:
             raise LimitExceeded(f"{self._shown(b'')}: more than {self._options.max_xattr_bytes} bytes of attributes")
         return found

@@ -1,0 +1,100 @@
+"""What tests on a real engine need: the engine, an image, a data directory with the static helpers, containers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.container import Container
+from orchestrator.data_dir import DataDir
+from orchestrator.engine import Engine
+from orchestrator.errors import HostError
+from orchestrator.task import TaskSpec
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGES = ("orchestrator-base:latest", "base:test")
+
+MakeContainer = Callable[..., Container]
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """The engine of this host; without one, or without root, these tests say so and are skipped."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    try:
+        found = Engine.connect()
+    except HostError as error:
+        pytest.skip(str(error))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def base_image(engine: Engine) -> str:
+    """Name of a small Debian image with Python and procps."""
+    for name in IMAGES:
+        try:
+            engine.image(name)
+        except HostError:
+            continue
+        return name
+    pytest.skip(f"needs one of the images {', '.join(IMAGES)}: run deploy/base-image")
+
+
+@pytest.fixture(scope="session")
+def helpers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the helpers, built from the sources of this repository."""
+    if shutil.which("catatonit") is None or shutil.which("gcc") is None:
+        pytest.skip("needs catatonit and a C compiler: run deploy/packages")
+    directory = tmp_path_factory.mktemp("helpers")
+    done = subprocess.run([REPOSITORY / "deploy" / "helpers", directory], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, helpers: Path) -> DataDir:
+    """An empty data directory with the helpers in its ``bin``."""
+    found = DataDir(tmp_path / "data").open()
+    for file in helpers.iterdir():
+        shutil.copy2(file, found.bin / file.name)
+        (found.bin / file.name).chmod(0o755)
+    found.bin.chmod(0o755)  # the container's init is nobody special
+    return found
+
+
+@pytest.fixture
+def new_task(base_image: str) -> Callable[..., TaskSpec]:
+    """Makes a task on the base image; keywords are the keys of ``task.yaml``."""
+
+    def make(**keys: Any) -> TaskSpec:
+        task = {"name": "e2e", "image": base_image, "agent": {"kind": "manual"}}
+        return TaskSpec.model_validate({**task, **keys})
+
+    return make
+
+
+@pytest.fixture
+def container(
+    engine: Engine, data_dir: DataDir, new_task: Callable[..., TaskSpec], request: pytest.FixtureRequest
+) -> Iterator[MakeContainer]:
+    """Makes running containers; keywords are the keys of ``task.yaml``. All are removed afterwards."""
+    made: list[Container] = []
+
+    def make(*, run_id: str | None = None, **keys: Any) -> Container:
+        name = run_id or f"e2e-{secrets.token_hex(4)}"
+        made.append(Container.create(engine, data_dir, name, new_task(**keys)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.remove()
+        engine.release_image(one.config.run_id)
