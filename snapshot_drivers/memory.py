@@ -46,8 +46,8 @@ from snapshot_drivers.memory_tree import (
     forget_ways,
     rules_of,
     tree_digest,
-    write_tree,
 )
+from snapshot_drivers.memory_write import write_tree
 
 ROOT = "/"
 

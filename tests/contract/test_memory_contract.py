@@ -74,3 +74,5 @@ class TestMemoryContract(DriverContract):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> Iterator[Subject]:
         yield MemorySubject(tmp_path)
+        # pytest's own removal of old directories gives up on the deep ones.
+        subprocess.run(["rm", "-rf", str(tmp_path)], check=True)

@@ -131,6 +131,7 @@ class TestCreation:
         with pytest.raises(HostError, match="docker volume create no-such-volume"):
             container(run_id="e2e-fails", volumes=[{"path": "/a"}, {"path": "/b", "name": "no-such-volume"}])
         assert leftovers("e2e-fails") == []
+        assert not docker("images", "-q", f"{HELD_IMAGES}:e2e-fails")
 
     def test_missing_helpers_and_images_are_named(
         self, container: MakeContainer, data_dir: DataDir, engine: Engine

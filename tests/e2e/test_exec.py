@@ -289,6 +289,7 @@ class TestTimeLimit:
         self, container: MakeContainer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("orchestrator.launcher._START_S", 2.0)
+        monkeypatch.setattr("orchestrator.launcher._END_S", 1.0)
         with subprocess.Popen(["sleep", "60"], start_new_session=True) as victim:
             for lie in (victim.pid, 1):
                 box = container()

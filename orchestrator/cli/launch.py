@@ -1,0 +1,94 @@
+"""Commands that take a task: launch, validate."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.answer import INTERRUPTED, print_json, say
+from orchestrator.cli.options import DataDirPath, Json, TaskPath, TrustTask, connect
+from orchestrator.cli.options import data_dir as data_dir_of
+from orchestrator.cli.render import money, seconds
+
+if TYPE_CHECKING:
+    from orchestrator.runner import RunResult
+    from orchestrator.task import LoadedTask
+
+_EXIT_CODES = {"succeeded": 0, "running": 0, "interrupted": INTERRUPTED}
+
+
+def validate(task: TaskPath, trust_task: TrustTask = False, json: Json = False, data_dir: DataDirPath = None) -> None:
+    """Check a task file; nothing is started."""
+    loaded = _load(task, trust_task, None, data_dir)
+    if json:
+        print_json({"valid": True, "task": loaded.spec.redacted()})
+    else:
+        say(f"{task}: valid: task {loaded.spec.name}, {len(loaded.spec.checklist)} criteria")
+
+
+def launch(
+    task: TaskPath,
+    driver: Annotated[str | None, typer.Option(help="Snapshot driver instead of the task's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model instead of the task's, as LiteLLM names it.")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Id of the new run (default: made from the task's name).")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the container when the run has ended.")] = False,
+    trust_task: TrustTask = False,
+    json: Json = False,
+    data_dir: DataDirPath = None,
+) -> None:
+    """Run a task: an agent in a container, with a breakpoint before each model request."""
+    from orchestrator.cli.live import progress
+    from orchestrator.model import Model
+    from orchestrator.runner import hold, run
+    from orchestrator.session import Session
+
+    loaded = _load(task, trust_task, model, data_dir)
+    spec = loaded.spec
+    place = data_dir_of(data_dir).open()
+    place.install_helpers()
+    signal.signal(signal.SIGTERM, _interrupt)
+    engine = connect()
+    with (
+        progress(as_json=json, criteria=len(spec.checklist), step_limit=spec.limits.steps) as observer,
+        Session.create(
+            loaded, place, engine, run_id=run_id, driver=driver, keep=keep or None, observer=observer
+        ) as session,
+    ):
+        if spec.model is None or spec.agent.kind == "manual":
+            result = hold(session)
+        else:
+            result = run(session, Model(spec.model, loaded.source_dir), observer)
+    if json:
+        print_json(result)
+    else:
+        _show(result)
+    raise typer.Exit(_EXIT_CODES.get(result.status, 1))
+
+
+def _load(task: Path, trust_task: bool, model: str | None, given: Path | None) -> LoadedTask:
+    from orchestrator.task import load_task
+
+    return load_task(task, environ=os.environ, trust=trust_task, model=model, protected=[data_dir_of(given).root])
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """A request to terminate ends the run as Ctrl-C does: interrupted, the container stays."""
+    raise KeyboardInterrupt
+
+
+def _show(result: RunResult) -> None:
+    reason = f" ({result.reason})" if result.reason else ""
+    cost = "unknown" if result.cost_usd is None else money(result.cost_usd, 0)
+    satisfied = f", {result.progress.satisfied}/{result.progress.total} criteria" if result.progress else ""
+    say()
+    say(f"run {result.run_id}: {result.status}{reason}{satisfied}")
+    say(
+        f"{result.breakpoints} breakpoints, {result.rewinds} rewinds, {seconds(result.duration_s)}, cost {cost}, "
+        + (f"container {result.container}" if result.container else "container removed")
+    )
+    say(f"see: orchestrator breakpoints {result.run_id}   ·   orchestrator restore {result.run_id} BREAKPOINT")

@@ -1,0 +1,91 @@
+"""How a run writes its log: secrets redacted, the observer told, and the place of the next event known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, cast
+
+from orchestrator.context_log import ContextLog
+from orchestrator.errors import LogDamaged
+from orchestrator.events import EVENT, Event, Message, NoteEvent
+from orchestrator.live_path import head, live_path, messages
+from orchestrator.observer import Observer
+from orchestrator.task import redact
+from orchestrator.totals import totals
+
+E = TypeVar("E", bound=Event)
+
+
+class Place(TypedDict):
+    """Where the next event belongs."""
+
+    step: int
+    parent_seq: int
+
+
+class Journal:
+    """The context log of a run that is being driven. One thread appends at a time."""
+
+    def __init__(self, log: ContextLog, observer: Observer, secrets: Mapping[str, str]) -> None:
+        self.log = log
+        self._observer = observer
+        self._secrets = secrets
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """All events so far."""
+        return self.log.events
+
+    @property
+    def head(self) -> Event:
+        """The event from which the run goes on.
+
+        Raises: LogDamaged: the run's first line cannot be read.
+        """
+        found = head(self.events)
+        if found is None:
+            raise LogDamaged(f"{self.log.path}: the first line cannot be read, so the run cannot go on: restore a copy")
+        return found
+
+    def path(self) -> list[Event]:
+        """The live path, oldest first."""
+        return live_path(self.events, self.head.seq)
+
+    def conversation(self) -> list[Message]:
+        """The messages of the live path."""
+        return messages(self.path())
+
+    def place(self) -> Place:
+        """Right after the head, in the present step."""
+        return Place(step=totals(self.events).steps, parent_seq=self.head.seq)
+
+    def add(self, event: E) -> E:
+        """``event`` stands in the log without the values of secrets, and the observer knows of it.
+
+        Raises: HostError: it could not be written.
+        """
+        if self._secrets:
+            event = cast(E, EVENT.validate_python(self._redacted(event.model_dump(mode="python"))))
+        written = cast(E, self.log.append(event))
+        self._observer.event(written)
+        return written
+
+    def note(self, text: str, *, say: Sequence[Message] = (), after: Event | None = None) -> NoteEvent:
+        """A note; ``say`` is appended to the conversation, ``after`` is the event that it continues (the head)."""
+        place = self.place()
+        if after is not None:
+            place["parent_seq"] = after.seq
+        return self.add(NoteEvent(**place, text=text, messages=list(say)))
+
+    def redacted(self, text: str) -> str:
+        """``text`` without the values of secrets."""
+        return redact(text, self._secrets)
+
+    def _redacted(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return redact(value, self._secrets)
+        if isinstance(value, dict):
+            return {key: self._redacted(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._redacted(inner) for inner in value]
+        return value

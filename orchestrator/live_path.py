@@ -1,0 +1,116 @@
+"""Head, live path and conversation: where a run stands and how it came there.
+
+Pure functions over a run's events. The *head* is the event from which the run goes on; the *live path* is its chain of
+parents back to ``run``. A rewind starts a new branch, so what was abandoned lies on no live path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.errors import LogDamaged
+from orchestrator.events import (
+    CheckpointEvent,
+    EngineErrorEvent,
+    Event,
+    Message,
+    ModelCallEvent,
+    NoteEvent,
+    RestoreEvent,
+    RewindEvent,
+    RewindIntentEvent,
+    RunEvent,
+    SubmissionEvent,
+    ToolCallEvent,
+)
+
+OFFERED_KINDS = ("model", "manual")
+"""Kinds of checkpoint that lie on the run's way; ``before_rewind`` is for the operator only."""
+
+
+def head(events: Sequence[Event]) -> Event | None:
+    """The event from which the run goes on; ``None`` for an empty log.
+
+    Notes (unless they carry messages), intents, engine errors, ends and ``before_rewind`` checkpoints do not move it.
+    An event whose parent is lost moves it too: the run did go on there, and ``live_path`` then says that the way is
+    broken, where going on from before the hole would pair an old context with a newer container.
+    """
+    at: Event | None = None
+    seen: set[int] = set()
+    for event in events:
+        if isinstance(event, RunEvent):
+            at = at or event
+        elif isinstance(event, RewindEvent | RestoreEvent) or (
+            _continues(event) and (at is None or event.parent_seq == at.seq or event.parent_seq not in seen)
+        ):
+            at = event
+        seen.add(event.seq)
+    return at
+
+
+def _continues(event: Event) -> bool:
+    """An event of this kind moves the head, when the head is its parent."""
+    if isinstance(event, CheckpointEvent):
+        return event.checkpoint_kind in OFFERED_KINDS
+    if isinstance(event, NoteEvent):
+        return bool(event.messages)
+    return isinstance(event, ModelCallEvent | ToolCallEvent | SubmissionEvent)
+
+
+def live_path(events: Sequence[Event], head_seq: int) -> list[Event]:
+    """The events from ``run`` to the one numbered ``head_seq``, oldest first.
+
+    Raises: LogDamaged: an event on the way is not in the log.
+    """
+    by_seq = {event.seq: event for event in events}
+    path: list[Event] = []
+    seq: int | None = head_seq
+    child = "the head"
+    while seq is not None:
+        event = by_seq.get(seq)
+        if event is None or (path and seq >= path[-1].seq):
+            raise LogDamaged(
+                f"{child} continues event {seq}, which cannot be read: restore a breakpoint from before it "
+                "(the damaged line is named above)"
+            )
+        path.append(event)
+        child, seq = f"event {seq}", event.parent_seq
+    path.reverse()
+    if not isinstance(path[0], RunEvent):
+        raise LogDamaged(f"event {path[0].seq} has no parent: the beginning of the run cannot be read")
+    return path
+
+
+def messages(path: Sequence[Event]) -> list[Message]:
+    """The conversation along ``path``."""
+    return [message for event in path for message in event.messages]
+
+
+def memories_to_inject(events: Sequence[Event], target_path: Sequence[Event]) -> list[RewindEvent]:
+    """The rewinds whose memories do not stand in the context at the end of ``target_path`` yet, oldest first.
+
+    Memories of abandoned paths too. Each rewind injects all memories of the run that its context lacked, so a context
+    knows those of every rewind up to the last one on its own path, and none later.
+    """
+    known_until = max((event.seq for event in target_path if isinstance(event, RewindEvent)), default=-1)
+    return [event for event in events if isinstance(event, RewindEvent) and event.seq > known_until]
+
+
+def unfinished_intent(events: Sequence[Event]) -> RewindIntentEvent | None:
+    """The rewind or restore that was begun and neither done nor called off; ``None``: there is none.
+
+    Called off: a note or engine error *whose parent is the intent*, or any later event with which the run went on.
+    """
+    intent: RewindIntentEvent | None = None
+    for event in events:
+        if isinstance(event, RewindIntentEvent):
+            intent = event
+        elif intent is not None and _settles(event, intent):
+            intent = None
+    return intent
+
+
+def _settles(event: Event, intent: RewindIntentEvent) -> bool:
+    if isinstance(event, NoteEvent | EngineErrorEvent) and event.parent_seq == intent.seq:
+        return True
+    return isinstance(event, RewindEvent | RestoreEvent) or _continues(event)

@@ -1,0 +1,87 @@
+"""Which writable state of a container lies outside its root filesystem, and what of it is captured.
+
+Everything is taken from the engine's answer to ``inspect`` and from the run's configuration, nothing from inside.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.container_config import ContainerConfig, VolumeMount
+from orchestrator.engine import Engine
+from orchestrator.policy import SHARED_MEMORY
+from snapshot_drivers.base import Mount, StateKind
+
+_ETC: Final = (
+    ("/etc/hosts", "HostsPath"),
+    ("/etc/hostname", "HostnamePath"),
+    ("/etc/resolv.conf", "ResolvConfPath"),
+)
+
+
+def etc_files(inspected: dict[str, Any]) -> tuple[tuple[str, Path], ...]:
+    """The files that the engine mounts writable below ``/etc``, with their places on the host."""
+    return tuple((path, Path(inspected[key])) for path, key in _ETC if inspected.get(key))
+
+
+def mounts(engine: Engine, config: ContainerConfig, inspected: dict[str, Any]) -> tuple[Mount, ...]:
+    """Every writable mount below the root, ``/dev/shm`` included, ordered by path.
+
+    Raises: EngineError.
+    """
+    tmpfs = {posixpath.normpath(path) for path in inspected["HostConfig"].get("Tmpfs") or ()} | {SHARED_MEMORY}
+    found = [Mount(kind=StateKind.TMPFS, path=path, source=None) for path in tmpfs]
+    for item in inspected["Mounts"]:
+        if not item["RW"]:
+            continue
+        path = posixpath.normpath(item["Destination"])
+        if item["Type"] == "tmpfs":
+            found.append(Mount(kind=StateKind.TMPFS, path=path, source=None))
+        elif item["Type"] == "volume":
+            found.append(_volume(engine, config, item, path))
+        else:
+            found.append(_bind(config, item, path))
+    return tuple(sorted(found, key=lambda mount: mount.path))
+
+
+def _volume(engine: Engine, config: ContainerConfig, item: dict[str, Any], path: str) -> Mount:
+    name = str(item["Name"])
+    declared = next((volume for volume in config.volumes if volume.name == name), None)
+    reason = _why_not_captured(engine, config, declared, name)
+    return Mount(
+        kind=StateKind.VOLUME,
+        path=path,
+        source=Path(item["Source"]),
+        name=name,
+        capture=reason is None,
+        reason=reason,
+    )
+
+
+def _why_not_captured(engine: Engine, config: ContainerConfig, declared: VolumeMount | None, name: str) -> str | None:
+    if declared is None:
+        return "the task does not name this volume"
+    if not declared.restore:
+        return "it was not made for this run, and the task does not say restore: true"
+    if declared.own:
+        return None
+    found = engine.volume(name) or {}
+    if found.get("Driver") != "local" or found.get("Options"):
+        return "only plain local volumes are captured"
+    others = [user for user in engine.users_of_volume(name) if user != config.name]
+    if others:
+        return f"other containers use it, too: {', '.join(sorted(others))}"
+    return None
+
+
+def _bind(config: ContainerConfig, item: dict[str, Any], path: str) -> Mount:
+    captured = any(bind.restore and bind.path == path for bind in config.binds)
+    return Mount(
+        kind=StateKind.BIND,
+        path=path,
+        source=Path(item["Source"]),
+        capture=captured,
+        reason=None if captured else "a directory of the host, not named in snapshots.include_binds",
+    )

@@ -1,0 +1,350 @@
+"""An open run: its directory and lock, log, container, driver, and what one can do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator import __version__
+from orchestrator.agent_messages import first_messages
+from orchestrator.checkpointer import Checkpointer
+from orchestrator.checks import Probe, Scratch, Submission, run_checklist
+from orchestrator.container import Container
+from orchestrator.container_config import ContainerConfig
+from orchestrator.context_log import ContextLog
+from orchestrator.daemons import start_daemons
+from orchestrator.data_dir import DataDir, new_run_id
+from orchestrator.engine import Engine
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import EndEvent, RunEvent
+from orchestrator.fork import scratch_copy
+from orchestrator.journal import Journal
+from orchestrator.launcher import ExecResult
+from orchestrator.lineage import BreakpointRow, checkpoints
+from orchestrator.observer import Observer
+from orchestrator.rewind import Rewinder
+from orchestrator.run_container import RunContainer
+from orchestrator.run_dir import RunDir
+from orchestrator.run_record import RunRecord
+from orchestrator.setup import run_setup
+from orchestrator.task import LoadedTask, load_recorded, recorded_text
+from orchestrator.tools import schemas
+from snapshot_drivers.base import CaptureOptions, CoverageState, SnapshotDriver, StateKind
+from snapshot_drivers.errors import ContainerNotRunning, SnapshotError
+from snapshot_drivers.registry import make_driver
+
+CHECK_HELPER = "enter"
+"""The static helper for probes, in the data directory's ``bin``."""
+
+
+class RestoredProcesses(BaseModel):
+    """Which processes a restore brought back."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    restored: list[str] = Field(default_factory=list)
+    missing: list[str] = Field(default_factory=list)
+
+
+class RestoreResult(BaseModel):
+    """What ``restore`` answers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str
+    breakpoint_id: int
+    container: str
+    previous_container: str | None
+    """``None``: it was gone, and has been made again."""
+    restore_ms: float
+    verified: str
+    processes: RestoredProcesses
+
+
+class Session:
+    """One run, locked, with everything to drive it. Closing it never removes containers."""
+
+    def __init__(
+        self,
+        loaded: LoadedTask,
+        log: ContextLog,
+        container: RunContainer,
+        driver: SnapshotDriver,
+        *,
+        check: Callable[[Session], Submission],
+        observer: Observer,
+        resources: ExitStack,
+        container_is_new: bool = False,
+    ) -> None:
+        """From its parts; ``create`` and ``open`` make them. It gives ``resources`` back when it is closed.
+
+        ``check`` runs the checklist. ``container_is_new``: the run had another one, which is gone.
+        """
+        self.spec = loaded.spec
+        self.keep = loaded.spec.keep
+        self.run_id = log.run_id
+        self.log = log
+        self.container = container
+        self.driver = driver
+        self.observer = observer
+        self.journal = Journal(log, observer, loaded.secrets)
+        snapshots = self.spec.snapshots
+        options = CaptureOptions(excluded=snapshots.excluded, volatile=snapshots.volatile)
+        self.checkpointer = Checkpointer(driver, container, self.journal, options, on_failure=snapshots.on_failure)
+        self.rewinder = Rewinder(
+            self.checkpointer,
+            after_restore=self.start_daemons,
+            previous_container=None if container_is_new else container.name,
+        )
+        self._env = self.spec.env_for_exec(loaded.secrets)
+        self._check = check
+        self._resources = resources
+        resources.callback(self.checkpointer.close)
+
+    @classmethod
+    def create(
+        cls,
+        loaded: LoadedTask,
+        data_dir: DataDir,
+        engine: Engine,
+        *,
+        run_id: str | None = None,
+        driver: str | None = None,
+        keep: bool | None = None,
+        observer: Observer | None = None,
+    ) -> Session:
+        """A new run: its container has been set up and its daemons run; no breakpoint has been taken.
+
+        ``driver`` and ``keep`` stand instead of the task's. If it fails, the container is gone, unless it is kept.
+
+        Raises: TaskError: a setup command failed. UsageError: the run id is taken. SnapshotError, HostError.
+        """
+        loaded = _overridden(loaded, driver, keep)
+        spec, observer = loaded.spec, observer or Observer()
+        with ExitStack() as resources:
+            made_driver = make_driver(spec.snapshots.driver, data_dir.store, spec.snapshots.options)
+            resources.callback(made_driver.close)
+            directory = data_dir.create_run(run_id or new_run_id(spec.name), task_text=recorded_text(spec))
+            resources.enter_context(directory.lock())
+            observer.status("making the container")
+            try:
+                container = Container.create(engine, data_dir, directory.run_id, spec, source_dir=loaded.source_dir)
+            except (OrchestratorError, SnapshotError):
+                directory.remove()
+                raise
+            directory.write_record(_record(directory, loaded, container.config))
+            log = resources.enter_context(ContextLog.open(directory.events_path, directory.run_id, writer=True))
+            check = _checklist(container, data_dir.bin / CHECK_HELPER)
+            session = cls(
+                loaded, log, container, made_driver, check=check, observer=observer, resources=resources.pop_all()
+            )
+        try:
+            session.begin()
+        except (OrchestratorError, SnapshotError) as error:
+            with suppress(SnapshotError):
+                session.abandon(str(error))
+            session.close()
+            raise
+        return session
+
+    @classmethod
+    def open(
+        cls,
+        data_dir: DataDir,
+        run_id: str,
+        engine: Engine,
+        *,
+        environ: Mapping[str, str],
+        observer: Observer | None = None,
+        recreate: bool = False,
+    ) -> Session:
+        """A run that nobody drives, taken up; a rewind or restore that a crash cut off has been finished.
+
+        ``recreate``: a container that is gone is made again, on pristine layers, and one that has stopped is started.
+
+        Raises: UsageError: no such run. Busy: somebody drives it. LogDamaged. ContainerNotRunning: the container is
+            gone. ContainerLost: what was cut off can neither be finished nor undone. SnapshotError, HostError.
+        """
+        directory = data_dir.run(run_id)
+        with ExitStack() as resources:
+            resources.enter_context(directory.lock())
+            record = directory.read_record()
+            loaded = load_recorded(directory.task_path, source_dir=Path(record.source_dir), environ=environ)
+            driver = make_driver(record.driver, data_dir.store, loaded.spec.snapshots.options)
+            resources.callback(driver.close)
+            log = resources.enter_context(ContextLog.open(directory.events_path, run_id, writer=True))
+            container, is_new = _taken_up(engine, record.container, recreate=recreate)
+            session = cls(
+                loaded,
+                log,
+                container,
+                driver,
+                check=_checklist(container, data_dir.bin / CHECK_HELPER),
+                observer=observer or Observer(),
+                resources=resources.pop_all(),
+                container_is_new=is_new,
+            )
+        try:
+            session.rewinder.finish_unfinished()
+        except (OrchestratorError, SnapshotError):
+            session.close()
+            raise
+        return session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The lock, the log and the driver are given back; the container stays as it is. Repeatable."""
+        self._resources.close()
+
+    def begin(self) -> None:
+        """The run's first line stands in the log, and the task's set-up is done.
+
+        Raises: TaskError: a setup command failed. HostError: a daemon does not run. EngineError.
+        """
+        self.journal.add(
+            RunEvent(
+                step=0,
+                parent_seq=None,
+                task=self.spec.redacted(),
+                tools=schemas(self.spec.strategy),
+                driver=self.driver.name,
+                container=self.container.name,
+                messages=first_messages(self.spec),
+            )
+        )
+        self.observer.status("setting up the container")
+        run_setup(self.spec, self.container, self._env, redacted=self.journal.redacted)
+        self.start_daemons()
+
+    def abandon(self, why: str) -> None:
+        """The run has failed before its first step: the log says so, and the container is gone unless it is kept.
+
+        Raises: EngineError.
+        """
+        self.journal.add(EndEvent(**self.journal.place(), status="failed", reason=None, text=why))
+        if not self.keep:
+            self.remove_container()
+
+    def exec(self, command: str | Sequence[str], *, timeout_s: float | None = None) -> ExecResult:
+        """A command has run in the container as the agent's do (a text: for the shell).
+
+        Raises: EngineError.
+        """
+        return self.container.exec(
+            command,
+            user=self.spec.user,
+            env=self._env,
+            cwd=self.spec.workdir,
+            timeout_s=timeout_s or self.spec.limits.tool_timeout_s,
+            output_limit_bytes=self.spec.limits.tool_output_bytes,
+        )
+
+    def submit(self) -> Submission:
+        """The checklist has been run on the container as it is.
+
+        Raises: EngineError, HostError.
+        """
+        self.observer.status("running the checklist")
+        return self._check(self)
+
+    def start_daemons(self) -> None:
+        """The task's daemons run; call it when nothing else does.
+
+        Raises: HostError: one of them does not. EngineError.
+        """
+        start_daemons(self.spec.daemons, self.container)
+
+    def checkpoint(self, note: str | None = None) -> BreakpointRow:
+        """A checkpoint of this moment, taken by hand.
+
+        Raises: SnapshotError, HostError.
+        """
+        return self._row_of(self.checkpointer.checkpoint("manual", note=note).breakpoint_id)
+
+    def restore(self, breakpoint_id: int, *, verify: str = "difference", accept_partial: bool = False) -> RestoreResult:
+        """Container and conversation are at ``breakpoint_id``.
+
+        Raises: UsageError, RestoreRefused, SnapshotError, HostError: as ``Rewinder.restore``.
+        """
+        self.observer.status(f"restoring breakpoint {breakpoint_id}")
+        done = self.rewinder.restore(breakpoint_id, verify=verify, accept_partial=accept_partial)
+        processes = [item for item in self._row_of(breakpoint_id).coverage.items if item.kind is StateKind.PROCESS]
+        return RestoreResult(
+            run_id=self.run_id,
+            breakpoint_id=breakpoint_id,
+            container=done.container,
+            previous_container=done.previous_container,
+            restore_ms=done.restore_ms,
+            verified=done.verified,
+            processes=RestoredProcesses(
+                restored=[item.path for item in processes if item.state is CoverageState.CAPTURED],
+                missing=[item.path for item in processes if item.state is CoverageState.MISSING],
+            ),
+        )
+
+    def remove_container(self) -> None:
+        """The run's containers, own volumes, networks and cgroups are gone; its checkpoints stay.
+
+        Raises: EngineError.
+        """
+        self.observer.status("removing the container")
+        self.container.remove()
+
+    def _row_of(self, breakpoint_id: int) -> BreakpointRow:
+        return next(row for row in checkpoints(self.log.events) if row.breakpoint_id == breakpoint_id)
+
+
+def _overridden(loaded: LoadedTask, driver: str | None, keep: bool | None) -> LoadedTask:
+    """The task with what the command line says instead."""
+    spec = loaded.spec
+    if driver is not None:
+        spec = spec.model_copy(update={"snapshots": spec.snapshots.model_copy(update={"driver": driver})})
+    if keep is not None:
+        spec = spec.model_copy(update={"keep": keep})
+    return replace(loaded, spec=spec)
+
+
+def _record(directory: RunDir, loaded: LoadedTask, config: ContainerConfig) -> RunRecord:
+    return RunRecord(
+        run_id=directory.run_id,
+        created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        orchestrator_version=__version__,
+        task_name=loaded.spec.name,
+        driver=loaded.spec.snapshots.driver,
+        source_dir=str(loaded.source_dir),
+        container=config,
+    )
+
+
+def _taken_up(engine: Engine, config: ContainerConfig, *, recreate: bool) -> tuple[Container, bool]:
+    """The run's container, and whether it is a new one."""
+    try:
+        container = Container.attach(engine, config)
+    except ContainerNotRunning:
+        if not recreate:
+            raise
+        return Container.recreate(engine, config), True
+    if recreate and not container.running():
+        container.start()
+    return container, False
+
+
+def _checklist(container: Container, helper: Path) -> Callable[[Session], Submission]:
+    """Runs the task's criteria on that container, or on copies of it."""
+
+    def check(session: Session) -> Submission:
+        scratch = Scratch(lambda network: scratch_copy(session.checkpointer, container, network))
+        return run_checklist(session.spec.checklist, probe=Probe(container, helper).run, scratch=scratch.run)
+
+    return check
