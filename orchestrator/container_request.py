@@ -2,8 +2,8 @@
 
 A run has two containers of one image. The *network holder* owns network namespace, hostname and the three files that
 the engine writes below ``/etc``; the *workload* joins its network, so that address and ports outlive a restore of the
-workload. PID 1 of both is a static init that runs as a user of its own without capabilities: the container's root can
-neither trace it nor read it. Everything else is started in the workload by exec.
+workload. PID 1 of both is the launcher's holder, a user of its own without capabilities: the container's root can
+neither trace it, read it nor end it. Everything else is started in the workload by exec.
 
 The workload's PID 1 starts as root and takes that user itself: in a container that is created with another user, the
 engine (20.10) gives root no capabilities on exec either.
@@ -18,14 +18,14 @@ from typing import Any
 from orchestrator.container_config import BindMount, ContainerConfig, Role
 from orchestrator.policy import OWN_DIRECTORY
 
-INIT = f"{OWN_DIRECTORY}/init"
 LAUNCH = f"{OWN_DIRECTORY}/launch"
 
 INIT_UID = 65533
 """Owner of PID 1. No image uses it, and it has no capabilities."""
 
-_INIT_AS_USER = {"User": f"{INIT_UID}:{INIT_UID}", "Entrypoint": [INIT], "Cmd": ["-P"]}
-_INIT_FROM_ROOT = {"User": "0:0", "Entrypoint": [LAUNCH, "as", str(INIT_UID), INIT], "Cmd": ["-P"]}
+_INIT = {"Entrypoint": [LAUNCH, "hold", str(INIT_UID)], "Cmd": []}
+_INIT_AS_USER = {**_INIT, "User": f"{INIT_UID}:{INIT_UID}"}
+_INIT_FROM_ROOT = {**_INIT, "User": "0:0"}
 
 HOLDER_PIDS = 16
 SHM_BYTES = 64 * 2**20
@@ -87,6 +87,7 @@ def _request(config: ContainerConfig, role: Role, host: dict[str, Any]) -> dict[
         # Not the task's: PID 1 must not depend on what a restored tree has there (CVE-2024-21626).
         "WorkingDir": "/",
         "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",  # PID 1 handles no other
         "Labels": config.labels(role),
         "HostConfig": {**always, **host},
     }

@@ -22,8 +22,8 @@ from orchestrator.run_dir import RunDir, write_file
 
 RUNS, STORE, BIN = "runs", "store", "bin"
 
-HELPERS = ("launch", "enter", "init")
-"""The static helpers: launcher, host-side namespace helper, and catatonit as the containers' init."""
+HELPERS = ("launch", "enter")
+"""The static helpers: the launcher, which is PID 1 of the containers too, and the host-side namespace helper."""
 INSTALLED_HELPERS = Path("/usr/local/lib/orchestrator")
 """Where ``deploy/helpers`` puts them."""
 

@@ -24,7 +24,7 @@ from snapshot_drivers.cgroups import Hierarchy, hierarchies
 from snapshot_drivers.errors import SnapshotError
 from snapshot_drivers.freezer import Freezer
 
-HELPERS: Final = ("launch", "enter", "init")
+HELPERS: Final = ("launch", "enter")
 HELPERS_DIR: Final = Path("/usr/local/lib/orchestrator")
 """Where ``deploy/helpers`` puts them; a launch copies them into the data directory."""
 

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,8 @@ def _import_litellm() -> tuple[ModuleType, ModuleType]:
     """LiteLLM and the SDK whose error tree it extends, quiet and without a fetch of price lists at import."""
     # LiteLLM reads this at import and fetches a price list from the network without it.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    # Its own types make pydantic warn about them, at import and at the first call; a run's output is no place for that.
+    warnings.filterwarnings("ignore", message=r".*TypedDict class .*`ReadOnly` qualifier", category=UserWarning)
     import litellm
     import openai
 

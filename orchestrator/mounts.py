@@ -19,6 +19,7 @@ _ETC: Final = (
     ("/etc/hostname", "HostnamePath"),
     ("/etc/resolv.conf", "ResolvConfPath"),
 )
+_QUEUES: Final = "message queues live in the kernel and end with the container"
 
 
 def etc_files(inspected: dict[str, Any]) -> tuple[tuple[str, Path], ...]:
@@ -27,12 +28,13 @@ def etc_files(inspected: dict[str, Any]) -> tuple[tuple[str, Path], ...]:
 
 
 def mounts(engine: Engine, config: ContainerConfig, inspected: dict[str, Any]) -> tuple[Mount, ...]:
-    """Every writable mount below the root, ``/dev/shm`` included, ordered by path.
+    """Every writable mount below the root, ``/dev`` and ``/dev/shm`` included, ordered by path.
 
     Raises: EngineError.
     """
-    tmpfs = {posixpath.normpath(path) for path in inspected["HostConfig"].get("Tmpfs") or ()} | {SHARED_MEMORY}
+    tmpfs = {posixpath.normpath(path) for path in inspected["HostConfig"].get("Tmpfs") or ()} | {SHARED_MEMORY, "/dev"}
     found = [Mount(kind=StateKind.TMPFS, path=path, source=None) for path in tmpfs]
+    found.append(Mount(kind=StateKind.TMPFS, path="/dev/mqueue", source=None, capture=False, reason=_QUEUES))
     for item in inspected["Mounts"]:
         if not item["RW"]:
             continue

@@ -20,7 +20,7 @@ from orchestrator.errors import HostError
 from snapshot_drivers.cgroups import hierarchies
 from snapshot_drivers.errors import EngineError
 
-_HELPER_NAMES: Final = ("init", "launch")
+_HELPER_NAMES: Final = ("launch",)
 
 
 def make(engine: Engine, config: ContainerConfig) -> str:

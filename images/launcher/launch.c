@@ -5,7 +5,7 @@
  *
  *   launch serve                      become the subreaper and listen; 0 once it listens (or one does already)
  *   launch run [-d] [-C dir] -- argv  have the server run argv, copy its answer to stdout; -d: do not wait for the end
- *   launch as uid program arguments   become that user without any capability, then the program: the way to PID 1
+ *   launch hold uid                   PID 1: become that user without any capability, reap, hold the container open
  *
  * request  u32 bytes of strings, u32 argc, u32 flags; then cwd, argv and environment, each ended by NUL
  * answer   frames of u8 type, u32 length (little endian), data:
@@ -254,12 +254,17 @@ static int ask(int argc, char **argv)
 	return 0;
 }
 
-static int as(uid_t uid, char **argv)
+/*
+ * The kernel drops what the container sends to its PID 1 unless that has a handler, so here is none: `kill 1` by the
+ * container's root ends nothing. (catatonit, tini and their like handle SIGTERM, and end.)
+ */
+static int hold(uid_t uid)
 {
-	if (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid))
+	if (getuid() != uid && (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)))
 		return fail("taking a user", CANNOT_RUN);
-	execv(argv[0], argv);
-	return fail(argv[0], CANNOT_RUN);
+	signal(SIGCHLD, SIG_IGN);	/* orphans are reaped by the kernel */
+	for (;;)
+		pause();
 }
 
 int main(int argc, char **argv)
@@ -268,8 +273,8 @@ int main(int argc, char **argv)
 		return serve();
 	if (argc > 2 && !strcmp(argv[1], "run"))
 		return ask(argc - 1, argv + 1);
-	if (argc > 3 && !strcmp(argv[1], "as") && atoi(argv[2]) > 0)
-		return as(atoi(argv[2]), argv + 3);
-	dprintf(2, "usage: launch serve | run [-d] [-C dir] -- argv | as uid program argument...\n");
+	if (argc == 3 && !strcmp(argv[1], "hold") && atoi(argv[2]) > 0)
+		return hold(atoi(argv[2]));
+	dprintf(2, "usage: launch serve | run [-d] [-C dir] -- argv | hold uid\n");
 	return FAILED;
 }

@@ -31,6 +31,8 @@ from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_s
 from snapshot_drivers.store.content import ContentStore, PackWriter
 from snapshot_drivers.store.manifest import Manifest, ManifestStore, StoredFile, StoredTree, new_snapshot_id
 
+HELPERS_MOUNT: Final = "/.orchestrator"
+"""Where the product's own helpers are mounted in a container: read-only, and no part of its state."""
 _FREEZE_ROUNDS: Final = 3
 _SHOWN_PROCESSES: Final = 20
 
@@ -60,7 +62,7 @@ class _Taken:
 def skip_set(options: CaptureOptions, mount: str) -> PathSet:
     """Paths of one tree that no walk enters."""
     reserved = f"{mount.rstrip('/')}/{STAGING_NAME.decode()}"
-    return PathSet.of([*options.excluded, *options.volatile, reserved], mount)
+    return PathSet.of([*options.excluded, *options.volatile, HELPERS_MOUNT, reserved], mount)
 
 
 class Capture:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,10 +16,10 @@ import docker.errors
 
 from snapshot_drivers.base import Mount, Snapshot, StateKind, Target
 from snapshot_drivers.overlay.driver import OverlayDriver
+from tests.built_helpers import built_helpers
 from tests.contract.suite import Subject
 from tests.tree_walker import ENGINE_OWNED, walk
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGES = ("orchestrator-base:latest",)
 
 
@@ -38,10 +37,10 @@ class OverlaySubject(Subject):
         self.client.volumes.create(self.name)
         common: dict[str, Any] = {
             "image": IMAGES[0],
-            "entrypoint": ["/.init", "-P"],
+            "entrypoint": ["/.init", "hold", "65533"],
             "user": "65533:65533",
             "detach": True,
-            "volumes": {shutil.which("catatonit"): {"bind": "/.init", "mode": "ro"}},
+            "volumes": {str(directory / "bin/launch"): {"bind": "/.init", "mode": "ro"}},
             "cgroup_parent": f"/orchestrator/{self.name}",
         }
         self.holder = self.client.containers.run(name=f"{self.name}-net", network_mode="none", **common)
@@ -56,13 +55,7 @@ class OverlaySubject(Subject):
         self.sh("mkdir -p /w")
 
     def _install_helpers(self) -> Path:
-        binaries = self.directory / "bin"
-        binaries.mkdir(parents=True)
-        subprocess.run(
-            ["make", "-s", "-C", str(REPOSITORY / "images/enter"), f"OUT={binaries / 'enter'}"],
-            check=True,
-            capture_output=True,
-        )
+        shutil.copytree(built_helpers(), self.directory / "bin")
         return self.directory
 
     def close(self) -> None:
@@ -106,6 +99,7 @@ class OverlaySubject(Subject):
             architecture=image["Architecture"],
             mounts=(
                 Mount(StateKind.VOLUME, "/vol", engine_root / "volumes" / self.name / "_data", self.name),
+                Mount(StateKind.TMPFS, "/dev", None),
                 Mount(StateKind.TMPFS, "/tm", None),
                 Mount(StateKind.TMPFS, "/dev/shm", None),
             ),
@@ -141,9 +135,9 @@ class OverlaySubject(Subject):
         time.sleep(0.3)
 
     def tree(self) -> list[str]:
-        left_out = [path for path in ENGINE_OWNED if path != b"/dev"]
-        lines = walk(self.root, [*left_out, b"/dev"])
-        return lines + walk(f"{self.root}/dev/shm") + walk(f"{self.root}/etc", [])
+        others = (b"/shm", b"/pts", b"/mqueue")  # mounts of their own
+        dev = [line for line in walk(f"{self.root}/dev", others) if not line.startswith("b'/console'")]
+        return walk(self.root, ENGINE_OWNED) + dev + walk(f"{self.root}/dev/shm") + walk(f"{self.root}/etc", [])
 
     def reopen(self) -> None:
         self.driver.close()

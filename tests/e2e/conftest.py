@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
 from orchestrator.errors import HostError
 from orchestrator.task import TaskSpec
+from tests.built_helpers import built_helpers
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = ("orchestrator-base:latest", "base:test")
@@ -50,14 +50,9 @@ def base_image(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="session")
-def helpers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def helpers() -> Path:
     """A directory with the helpers, built from the sources of this repository."""
-    if shutil.which("catatonit") is None or shutil.which("gcc") is None:
-        pytest.skip("needs catatonit and a C compiler: run deploy/packages")
-    directory = tmp_path_factory.mktemp("helpers")
-    done = subprocess.run([REPOSITORY / "deploy" / "helpers", directory], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return directory
+    return built_helpers()
 
 
 @pytest.fixture

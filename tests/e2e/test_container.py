@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,11 +172,20 @@ class TestBorders:
         box.exec("kill -9 1; kill -STOP 1; kill -HUP 1")
         assert box.exec("echo alive").output == b"alive\n"
 
-    def test_ending_pid_1_is_never_a_commands_result(self, container: MakeContainer) -> None:
+    def test_the_containers_root_cannot_end_pid_1(self, container: MakeContainer) -> None:
+        box = container()
+        box.exec("for signal in $(seq 64); do kill -$signal 1; done")
+        assert box.exec("echo alive").output == b"alive\n"
+        assert box.running()
+
+    def test_a_container_that_ends_under_a_command_is_never_its_result(
+        self, container: MakeContainer, engine: Engine
+    ) -> None:
         box = container()
         box.exec("echo kept > /file")
+        threading.Timer(0.5, box.kill).start()
         with pytest.raises(EngineError):
-            box.exec("kill -TERM 1; sleep 30")
+            box.exec("sleep 30")
         box.start()
         assert box.exec("cat /file").output == b"kept\n"
 
@@ -184,7 +194,7 @@ class TestBorders:
         for attempt in (
             "echo > /.orchestrator/launch",
             "touch /.orchestrator/new",
-            "rm -rf /.orchestrator/init",
+            "rm -rf /.orchestrator/launch",
             "mv /.orchestrator /x",
             "mount -o remount,rw /.orchestrator",
             "umount /.orchestrator",
@@ -317,8 +327,9 @@ class TestTarget:
         finally:
             docker("rm", "e2e-stranger")
         found: dict[str, Mount] = {mount.path: mount for mount in target.mounts}
-        assert list(found) == ["/dev/shm", "/in", "/out", "/own", "/plain", "/shared", "/tm"]
-        assert [mount.path for mount in target.mounts if mount.capture] == ["/dev/shm", "/in", "/own", "/tm"]
+        everything = ["/dev", "/dev/mqueue", "/dev/shm", "/in", "/out", "/own", "/plain", "/shared", "/tm"]
+        assert list(found) == everything
+        assert [path for path in everything if found[path].capture] == ["/dev", "/dev/shm", "/in", "/own", "/tm"]
         assert all(mount.reason for mount in target.mounts if not mount.capture)
         assert "e2e-stranger" in str(found["/shared"].reason)
         assert found["/in"].source == tmp_path / "in" and found["/in"].kind == StateKind.BIND

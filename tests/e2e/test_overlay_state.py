@@ -104,13 +104,14 @@ def test_a_restored_container_does_not_show_what_the_kernel_had_cached(subject: 
 
 
 def test_volumes_tmpfs_shared_memory_and_the_engines_etc_files_go_back(subject: OverlaySubject) -> None:
-    places = ("/vol/f", "/tm/f", "/dev/shm/f", "/w/f")
+    places = ("/vol/f", "/tm/f", "/dev/shm/f", "/dev/f", "/w/f")
     for place in places:
         subject.sh(f"echo 1 > {place}")
     subject.sh("echo '9.9.9.9 one' >> /etc/hosts; echo box > /etc/hostname; mkdir /tm/d; ln /tm/f /tm/d/hard")
     snapshot, before = subject.capture(), subject.tree()
     for place in places:
         subject.sh(f"echo 2 > {place}; echo x > {place}.more")
+    subject.sh("rm /dev/stderr; mkdir /dev/notes; echo remember > /dev/notes/me")
     subject.sh("echo '8.8.8.8 note-to-self' >> /etc/hosts; chmod 600 /etc/hostname; rm -r /tm/d")
     subject.restore(snapshot)
     for place in places:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.events import CheckpointEvent, Event, ModelCallEvent
-from orchestrator.live_path import head, live_path, messages
+from orchestrator.live_path import head, live_path, messages, unfinished_intent
 from orchestrator.model import Model
 from orchestrator.runner import run
 from snapshot_drivers.base import (
@@ -58,20 +58,18 @@ def test_rule_1_every_request_has_a_breakpoint_with_its_context_and_snapshot(wor
 
 
 def test_rule_2_every_event_names_the_snapshots_around_it_and_they_join(worked: Bench) -> None:
-    events = worked.events
-    at: str | None = None
-    for event in path_to(events, head(events)):  # type: ignore[arg-type]
-        if event.kind in ("run", "note"):
+    by_seq = {event.seq: event for event in worked.events}
+    for event in worked.events:
+        if event.kind in ("run", "note", "end"):
             continue
-        assert event.after is not None
+        assert event.after is not None, event
+        parent = by_seq[event.parent_seq]  # type: ignore[index]
         if event.kind in ("model_call", "checkpoint", "submission"):
             assert event.before == event.after
+        if event.kind in ("model_call", "tool_call", "submission"):
+            assert event.before == parent.after, "it starts where the last one ended"
         if event.kind == "rewind":
-            target = next(found for found in events if found.seq == event.parent_seq)
-            assert event.after == target.after
-        elif event.kind == "tool_call":
-            assert event.before == at, "it starts where the last one ended"
-        at = event.after
+            assert event.after == parent.after
     for event in worked.of("tool_call"):
         if event.before == event.after:
             assert event.files_changed == []
@@ -185,9 +183,13 @@ def test_rule_5_a_rewind_that_fails_moves_neither_side(tmp_path: Path, what: dic
     original = bench.session.rewinder.rewind
 
     def in_trouble(*arguments: Any) -> Any:
+        before.extend(walk(str(bench.container.root)))
         with trouble(bench, **what):
-            before.extend(walk(str(bench.container.root)))
-            return original(*arguments)
+            try:
+                return original(*arguments)
+            finally:
+                assert walk(str(bench.container.root)) == before, "by an independent walker"
+                assert unfinished_intent(bench.events) is None, "and the log says that nothing is left to be done"
 
     before: list[str] = []
     bench.session.rewinder.rewind = in_trouble  # type: ignore[method-assign, assignment, unused-ignore]
@@ -198,7 +200,8 @@ def test_rule_5_a_rewind_that_fails_moves_neither_side(tmp_path: Path, what: dic
     assert told[-1]["content"].startswith("error: not rewound")
     listed = bench.of("tool_call")[2].result
     assert listed == "a\nexit code 0", "and so did the container"
-    assert [line for line in before if "half" in line] == []
+    if "fail_stage" in what:
+        assert bench.of("rewind_intent") == [] and bench.container.starts == 0, "nothing was touched at all"
 
 
 def test_rule_5_when_putting_back_fails_too_the_run_ends_and_keeps_its_container(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_helpers_are_installed_where_they_differ_and_missing_ones_are_named(data
     (source / "launch").write_bytes(b"newer")
     data_dir.install_helpers(source)
     assert (data_dir.bin / "launch").read_bytes() == b"newer"
-    assert (data_dir.bin / "init").stat().st_ino == before["init"].st_ino
+    assert (data_dir.bin / "enter").stat().st_ino == before["enter"].st_ino
     data_dir.install_helpers(tmp_path / "none")
 
 

@@ -57,7 +57,7 @@ def test_a_refused_request_is_not_repeated(tmp_path: Path) -> None:
 
 def test_messages_are_left_as_they_are_and_the_digest_stands_for_them(tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ba sh", "arguments": "{oops"}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         USER,
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "\ud800"},
@@ -71,7 +71,7 @@ def test_messages_are_left_as_they_are_and_the_digest_stands_for_them(tmp_path: 
 
 
 def test_what_strict_providers_refuse_is_sent_in_another_form() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "ba sh!", "arguments": "{oops"}}
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "ba sh!", "arguments": "{oops"}}
     sent = sendable({"role": "assistant", "content": "a\ud800b\ud83d\ude00", "tool_calls": [call]})
     assert sent["content"] == "a\ufffdb😀"
     assert sent["tool_calls"][0]["function"] == {"name": "ba_sh_", "arguments": '{"malformed_arguments": "{oops"}'}
