@@ -11,16 +11,12 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from snapshot_drivers import beneath
 from snapshot_drivers.base import Change, StateKind
 from snapshot_drivers.errors import UnknownSnapshot
+from snapshot_drivers.overlay.image import Image, Parts, is_opaque
 from snapshot_drivers.store.manifest import Manifest, StoredTree
 from snapshot_drivers.tree import Get, Node, children_of, decode_root
-
-# The container may set user.overlay.* itself; on a mount without `userxattr` the kernel does not read that.
-_OPAQUE = ("trusted.overlay.opaque", b"y")
 
 
 def changes_between(older: Manifest | None, newer: Manifest, get: Get) -> Iterator[Change]:
@@ -42,80 +38,11 @@ def changes_between(older: Manifest | None, newer: Manifest, get: Get) -> Iterat
             yield Change(status="M" if known.digest != file.digest else "m", path=file.path, kind=StateKind.ETC)
 
 
-class Image:
-    """The image's layers as a merged, read-only look-up; empty where they are not on this host."""
-
-    def __init__(self, lower_dirs: tuple[str, ...]) -> None:
-        """Topmost layer first."""
-        self._layers = [Path(path) for path in lower_dirs]
-
-    def find(self, parts: tuple[bytes, ...]) -> os.stat_result | None:
-        """Attributes of an entry of the image, ``None`` where it has none."""
-        for layer in self._layers:
-            found, final = _look_in(layer, parts)
-            if found is not None or final:
-                return found
-        return None
-
-    def names(self, parts: tuple[bytes, ...]) -> list[bytes]:
-        """Names that the image has in one of its directories."""
-        found: dict[bytes, bool] = {}
-        for layer in self._layers:
-            directory, final = _list_in(layer, parts)
-            for name, attributes in directory:
-                found.setdefault(name, not (stat.S_ISCHR(attributes.st_mode) and attributes.st_rdev == 0))
-            if final:
-                break
-        return sorted(name for name, there in found.items() if there)
-
-
-def _look_in(layer: Path, parts: tuple[bytes, ...]) -> tuple[os.stat_result | None, bool]:
-    """What one layer says of a path, and whether its word is final (a whiteout, or below an opaque directory)."""
-    descriptor = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    place = beneath.Descent(descriptor)
-    opaque = False
-    try:
-        for part in parts[:-1]:
-            found = os.stat(part, dir_fd=place.fd, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):
-                return None, True
-            place.down(part)
-            opaque = opaque or _is_opaque(place.fd)
-        found = os.stat(parts[-1], dir_fd=place.fd, follow_symlinks=False)
-        gone = stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
-        return (None, True) if gone else (found, True)
-    except OSError:
-        return None, opaque
-    finally:
-        place.close()
-        os.close(descriptor)
-
-
-def _list_in(layer: Path, parts: tuple[bytes, ...]) -> tuple[list[tuple[bytes, os.stat_result]], bool]:
-    descriptor = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    place = beneath.Descent(descriptor)
-    opaque = False
-    try:
-        for part in parts:
-            place.down(part)
-            opaque = opaque or _is_opaque(place.fd)
-        return beneath.list_directory(place.fd), opaque
-    except OSError:
-        return [], opaque
-    finally:
-        place.close()
-        os.close(descriptor)
-
-
-def _is_opaque(descriptor: int) -> bool:
-    return _OPAQUE in beneath.read_xattrs(descriptor, looked=False)
-
-
 @dataclass(frozen=True)
 class _Pair:
     """One directory on both sides; ``hidden``: the image is not seen through it, on the older or the newer side."""
 
-    parts: tuple[bytes, ...]
+    parts: Parts
     old: Node | None
     new: Node | None
     old_hidden: bool
@@ -136,25 +63,31 @@ class _Comparison:
         work = [_Pair((), old, new, False, False)]
         while work:
             pair = work.pop()
-            if _same_entries(pair.old, pair.new) and pair.old_hidden == pair.new_hidden:
-                continue
+            before, after = self._entries(pair)
             deeper: list[_Pair] = []
-            for name in self._names(pair):
-                yield from self._compare(pair, name, deeper)
+            for name in sorted(before.keys() | after.keys() | self._uncovered(pair)):
+                yield from self._compare(pair, name, before.get(name), after.get(name), deeper)
             work += reversed(deeper)
 
-    def _names(self, pair: _Pair) -> list[bytes]:
-        old = children_of(pair.old, self._get) if pair.old is not None else {}
-        new = children_of(pair.new, self._get) if pair.new is not None else {}
-        names = old.keys() | new.keys()
-        if pair.old_hidden != pair.new_hidden:
-            names = names | set(self._image.names(pair.parts))
-        return sorted(names)
+    def _entries(self, pair: _Pair) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+        """The entries of both sides, without the leaves that they share: equal leaves hold equal entries."""
+        old, new = _digests(pair.old), _digests(pair.new)
+        shared = set(old) & set(new) if pair.old_hidden == pair.new_hidden else set()
+        return self._read(old, shared), self._read(new, shared)
 
-    def _compare(self, pair: _Pair, name: bytes, deeper: list[_Pair]) -> Iterator[Change]:
+    def _read(self, digests: tuple[bytes, ...], leave_out: set[bytes]) -> dict[bytes, Node]:
+        directory = Node(b"", stat.S_IFDIR, 0, 0, 0)
+        directory.digests = tuple(digest for digest in digests if digest not in leave_out)
+        return children_of(directory, self._get)
+
+    def _uncovered(self, pair: _Pair) -> set[bytes]:
+        """What the image has there, where one side hides it and the other does not."""
+        return set(self._image.entries(pair.parts)) if pair.old_hidden != pair.new_hidden else set()
+
+    def _compare(
+        self, pair: _Pair, name: bytes, old: Node | None, new: Node | None, deeper: list[_Pair]
+    ) -> Iterator[Change]:
         parts = (*pair.parts, name)
-        old = children_of(pair.old, self._get).get(name) if pair.old is not None else None
-        new = children_of(pair.new, self._get).get(name) if pair.new is not None else None
         was = self._seen(old, parts, hidden=pair.old_hidden)
         now = self._seen(new, parts, hidden=pair.new_hidden)
         if was is None and now is None:
@@ -187,24 +120,24 @@ class _Comparison:
                 )
             )
 
-    def _seen(self, node: Node | None, parts: tuple[bytes, ...], *, hidden: bool) -> tuple[int, int, int] | None:
+    def _seen(self, node: Node | None, parts: Parts, *, hidden: bool) -> tuple[int, int, int] | None:
         """Mode and owner of what the container sees at a path; ``None``: nothing."""
         if node is not None:
             return None if node.is_whiteout else (node.mode, node.uid, node.gid)
         found = None if hidden else self._image.find(parts)
         return None if found is None else (found.st_mode, found.st_uid, found.st_gid)
 
-    def _change(self, status: str, parts: tuple[bytes, ...]) -> Change:
+    def _change(self, status: str, parts: Parts) -> Change:
         path = os.fsdecode(b"/".join(parts))
         return Change(status=status, path=f"{self._tree.path.rstrip('/')}/{path}", kind=self._tree.kind)
 
 
-def _same_entries(old: Node | None, new: Node | None) -> bool:
-    return old is not None and new is not None and old.digests == new.digests
+def _digests(directory: Node | None) -> tuple[bytes, ...]:
+    return (directory.digests or ()) if directory is not None else ()
 
 
 def _hides(directory: Node | None) -> bool:
-    return directory is not None and _OPAQUE in directory.xattrs
+    return directory is not None and is_opaque(directory.xattrs)
 
 
 def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | None:
@@ -214,9 +147,9 @@ def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | N
     """
     if not path.startswith("/"):
         raise UnknownSnapshot(f"not an absolute path: {path!r}")
-    for file in manifest.etc_files:
-        if file.path == path:
-            return iter([get(bytes.fromhex(file.digest))])
+    for stored in manifest.etc_files:
+        if stored.path == path:
+            return iter([get(bytes.fromhex(stored.digest))])
     trees = sorted(manifest.trees, key=lambda tree: len(tree.path), reverse=True)
     tree = next(one for one in trees if path.startswith(one.path.rstrip("/") + "/"))
     parts = tuple(part for part in os.fsencode(path[len(tree.path.rstrip("/")) :]).split(b"/") if part)
@@ -226,8 +159,8 @@ def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | N
         hidden = hidden or _hides(node)
         child = children_of(node, get).get(part) if node.is_directory else None
         if child is None:
-            image = Image(manifest.lower_dirs if tree.kind is StateKind.ROOTFS and not hidden else ())
-            return _image_file(manifest.lower_dirs, parts) if image.find(parts) is not None else None
+            file = Image(manifest.lower_dirs if tree.kind is StateKind.ROOTFS and not hidden else ()).open_file(parts)
+            return _read_and_close(file) if file is not None else None
         node = child
     return _pieces(node, get) if node.is_regular and not node.unreadable else None
 
@@ -245,23 +178,6 @@ def _zeros(count: int) -> Iterator[bytes]:
     while count > 0:
         yield bytes(min(count, 1 << 20))
         count -= 1 << 20
-
-
-def _image_file(lower_dirs: tuple[str, ...], parts: tuple[bytes, ...]) -> Iterator[bytes] | None:
-    for layer in lower_dirs:
-        descriptor = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        place = beneath.Descent(descriptor)
-        try:
-            for part in parts[:-1]:
-                place.down(part)
-            with beneath.closing(beneath.look(place.fd, parts[-1])) as looked:
-                return _read_and_close(beneath.open_regular(looked))
-        except OSError:
-            continue
-        finally:
-            place.close()
-            os.close(descriptor)
-    return None
 
 
 def _read_and_close(descriptor: int) -> Iterator[bytes]:
