@@ -152,7 +152,7 @@ class CheckpointEvent(EventBase):
 
 
 class RewindIntentEvent(EventBase):
-    """Staged and about to touch the container. Without a ``rewind`` or ``restore`` after it, the next start finishes it.
+    """Staged and about to touch the container. Without ``rewind`` or ``restore`` after it, the next start finishes it.
 
     ``before``: the snapshot of rule 7. ``after``: the snapshot to restore. Its parent is the head it leaves.
     """

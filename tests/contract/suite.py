@@ -95,7 +95,8 @@ class DriverContract(abc.ABC):
 
     def test_names_may_be_any_bytes(self, subject: Subject) -> None:
         subject.python(
-            "for name in (b'new\\nline', b'\\xff\\xfe', b' ', b'-rf', b'.wh.x', b'\\x1b[31m', 'ä'.encode(), b'x' * 255):\n"
+            "names = (b'new\\nline', b'\\xff\\xfe', b' ', b'-rf', b'.wh.x', b'\\x1b[31m', 'ä'.encode(), b'x' * 255)\n"
+            "for name in names:\n"
             "    open(R + b'/w/' + name, 'wb').write(name)"
         )
         before = subject.tree()

@@ -47,7 +47,8 @@ def test_swapping_directories_and_links_during_captures_and_restores_never_leads
         f"    os.symlink('{canary}', base + '/l')\n"
         "while True:\n"
         "    for base in ('/w', '/vol', '/tm'):\n"
-        "        os.rename(base + '/d', base + '/x'); os.rename(base + '/l', base + '/d'); os.rename(base + '/x', base + '/l')"
+        "        for old, new in ('dx', 'ld', 'xl'):\n"
+        "            os.rename(base + '/' + old, base + '/' + new)"
     )
     volume = subject.client.containers.run(
         "orchestrator-base:latest",
@@ -103,7 +104,8 @@ def test_twenty_thousand_levels_are_captured_restored_and_removed(subject: Overl
 
 
 def test_a_file_of_the_largest_size_and_a_swarm_of_attributes_end_in_a_word(subject: OverlaySubject) -> None:
-    subject.sh("truncate -s 16T /w/huge 2>/dev/null || truncate -s 8T /w/huge; truncate -s 9223372036854771712 /dev/shm/huge")
+    subject.sh("truncate -s 16T /w/huge 2>/dev/null || truncate -s 8T /w/huge")
+    subject.sh("truncate -s 9223372036854771712 /dev/shm/huge")
     began = time.perf_counter()
     snapshot = subject.capture()
     assert time.perf_counter() - began < 10
@@ -170,7 +172,7 @@ def test_fifos_devices_and_leases_are_never_waited_for(subject: OverlaySubject) 
 
 
 def test_the_store_keeps_neither_inodes_nor_rights_of_the_container(subject: OverlaySubject) -> None:
-    subject.sh("cp /bin/true /w/suid; chmod 6755 /w/suid; for i in 1 2 3; do echo $i > /w/f$i; done; mkdir -p /usr/share/q")
+    subject.sh("cp /bin/true /w/suid; chmod 6755 /w/suid; for i in 1 2 3; do echo $i > /w/f$i; done")
     os.setxattr(f"{subject.root}/w/suid", "user.overlay.opaque", b"y")
     snapshot, before = subject.capture(), subject.tree()
     subject.sh("for f in /w/f1 /w/f2 /w/f3 /w/suid; do echo overwritten > $f; done")
