@@ -20,6 +20,12 @@ will remember nothing else. Where a plain repair is easy, repair."""
 
 NUDGE = "Your answer called no tool. Go on with a tool call, or call submit if the work is done."
 CUT_NUDGE = "Your answer was cut off at its token limit and called no tool. Be shorter, and call a tool."
+REFUSED_NUDGE = """\
+You refused. If there is a way to do the task, or a part of it, that you can agree to, go on that way with a tool \
+call; call submit when nothing more can be done."""
+FILTERED_NUDGE = """\
+Your answer was stopped by the provider's content filter. Go on with a tool call, in other words or another way; call \
+submit when nothing more can be done."""
 EMPTY_ANSWER = "(empty answer)"
 """Stands for an answer without text and calls: providers refuse an empty message when it is sent back to them."""
 
@@ -29,6 +35,14 @@ def first_messages(spec: TaskSpec) -> list[Message]:
     template = _SYSTEM + (_REWIND if spec.strategy == "rewind" else "")
     system = spec.agent.system or template.format(user=spec.user, workdir=spec.workdir)
     return [{"role": "system", "content": system}, {"role": "user", "content": spec.instruction or ""}]
+
+
+def nudge(finish_reason: str | None, message: Message) -> Message:
+    """What follows an assistant's ``message`` that called no tool."""
+    if message.get("refusal"):
+        return {"role": "user", "content": REFUSED_NUDGE}
+    nudges = {"length": CUT_NUDGE, "content_filter": FILTERED_NUDGE}
+    return {"role": "user", "content": nudges.get(finish_reason or "", NUDGE)}
 
 
 def tool_message(call_id: str, content: str) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict
@@ -46,8 +46,10 @@ class Candidate(BaseModel):
     """Memories of the rewinds that went back to it, oldest first."""
 
 
-def candidates(events: Sequence[Event]) -> list[Candidate]:
-    """At most 80 restorable checkpoints of the live path, newest first.
+def candidates(
+    events: Sequence[Event], is_stored: Callable[[str], bool] = lambda _snapshot_id: True
+) -> list[Candidate]:
+    """At most 80 restorable checkpoints of the live path, newest first; ``is_stored``: whether a snapshot still exists.
 
     Raises: LogDamaged: the live path cannot be read.
     """
@@ -73,7 +75,7 @@ def candidates(events: Sequence[Event]) -> list[Candidate]:
             unlisted += max(0, event.files_changed_count - len(event.files_changed))
         elif isinstance(event, ModelCallEvent):
             next_call = event
-        elif is_candidate(event):
+        elif is_candidate(event) and is_stored(event.after or ""):
             call = about_to.get(event.breakpoint_id, next_call)
             found.append(
                 Candidate(

@@ -15,8 +15,9 @@ from typing import Literal, Self
 from orchestrator.agent_messages import tool_message
 from orchestrator.errors import HostError
 from orchestrator.events import CheckpointEvent, Message, RewindIntentEvent, ToolCallEvent
+from orchestrator.guests import Guests
 from orchestrator.journal import Journal
-from orchestrator.lineage import next_breakpoint_id
+from orchestrator.live_path import way_back
 from orchestrator.run_container import RunContainer
 from orchestrator.tools import Outcome
 from orchestrator.totals import totals
@@ -51,6 +52,8 @@ class Pending:
     ran: bool = True
     """It touched the container; a call that did not needs no snapshot of its own."""
     shared: bool = False
+    attempt: int = 1
+    """Which try it was; the others were cut off, and their effects undone."""
 
     @property
     def message(self) -> Message:
@@ -99,7 +102,9 @@ class Checkpointer:
         options: CaptureOptions,
         *,
         on_failure: Literal["stop", "degrade"] = "stop",
+        guests: Guests | None = None,
     ) -> None:
+        """``guests``: those whose changes a tool call's line must not claim as the tool's own."""
         self.driver = driver
         self.container = container
         self.journal = journal
@@ -108,6 +113,8 @@ class Checkpointer:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="capture")
         self.last_snapshot_id = _last_snapshot_id(journal)
         """The snapshot whose state the container last had for certain."""
+        self._guests = guests or Guests()
+        self._guests_came = False
         self._changed_since: str | None = None
         self._changed: set[str] = set()
 
@@ -151,6 +158,7 @@ class Checkpointer:
         Raises: SnapshotError, HostError.
         """
         with self.container.exec_lock:
+            self._guests_came = self._guests.seen() or self._guests_came
             snapshot = self.driver.capture(self.container.target(), self.last_snapshot_id, self.options)
         self.last_snapshot_id = snapshot.snapshot_id
         return snapshot
@@ -174,12 +182,13 @@ class Checkpointer:
             return self.journal.add(self._failed(kind, note, str(error)))
         if pending is not None:
             self._add_call(pending, snapshot.snapshot_id, changes)
+        self._guests_came = False
         return self.journal.add(
             CheckpointEvent(
                 **self.journal.place(),
                 before=snapshot.snapshot_id,
                 after=snapshot.snapshot_id,
-                breakpoint_id=next_breakpoint_id(self.journal.events),
+                breakpoint_id=self.journal.next_breakpoint_id(),
                 checkpoint_kind=kind,
                 driver=snapshot.driver,
                 coverage=snapshot.coverage,
@@ -198,7 +207,7 @@ class Checkpointer:
         lost = CoverageItem(kind=StateKind.ROOTFS, path="/", state=CoverageState.MISSING, reason=error)
         return CheckpointEvent(
             **self.journal.place(),
-            breakpoint_id=next_breakpoint_id(self.journal.events),
+            breakpoint_id=self.journal.next_breakpoint_id(),
             checkpoint_kind=kind,
             driver=self.driver.name,
             coverage=Coverage.of([lost]),
@@ -223,11 +232,13 @@ class Checkpointer:
                 exit_code=outcome.exit_code,
                 timed_out=outcome.timed_out,
                 duration_ms=outcome.duration_ms,
+                attempt=pending.attempt,
                 files_changed=changes[:FILES_LISTED_MAX],
                 files_changed_count=len(changes),
-                shared=pending.shared,
+                shared=pending.shared or (pending.ran and self._guests_came),
             )
         )
+        self._guests_came = False
 
     def _changes(self, before: str | None, snapshot: Snapshot) -> list[Change]:
         return list(self.driver.diff(before, snapshot.snapshot_id))
@@ -241,8 +252,9 @@ class Checkpointer:
 
     def _previous(self) -> str | None:
         """The snapshot of the last checkpoint on the live path that has one; ``None``: only the image came before."""
-        path = reversed(self.journal.path())
-        return next((event.after for event in path if isinstance(event, CheckpointEvent) and event.after), None)
+        # The way back as far as it can be read: a breakpoint from before a hole in the log must stay within reach.
+        way = way_back(self.journal.events, self.journal.head.seq)
+        return next((event.after for event in way if isinstance(event, CheckpointEvent) and event.after), None)
 
 
 def _last_snapshot_id(journal: Journal) -> str | None:

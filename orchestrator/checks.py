@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from orchestrator.errors import HostError, OrchestratorError
 from orchestrator.events import Progress
+from orchestrator.launcher import Cut, never
 from orchestrator.task import CheckSpec
 from snapshot_drivers.base import Target
 from snapshot_drivers.errors import SnapshotError
@@ -56,16 +57,26 @@ class Submission:
 RunCheck = Callable[[CheckSpec], CheckResult]
 
 
-def run_checklist(checks: Sequence[CheckSpec], *, probe: RunCheck, scratch: RunCheck) -> Submission:
+class CutShort(Exception):
+    """The checklist had to end before its time (``reason``, in a word): the submission does not count."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def run_checklist(checks: Sequence[CheckSpec], *, probe: RunCheck, scratch: RunCheck, cut: Cut = never) -> Submission:
     """The criteria have been tried in order up to the first that is not satisfied.
 
-    Raises: HostError: one could not be run; nothing is known of it, and the submission does not count.
+    Raises: HostError: one could not be run; nothing is known of it, and the submission does not count. CutShort.
     """
     began = time.monotonic()
     results: list[CheckResult] = []
     failed: CheckSpec | None = None
     for check in checks:
         result = probe(check) if check.probe is not None else scratch(check)
+        if (reason := cut()) is not None:
+            raise CutShort(reason)
         if result.error is not None:
             raise HostError(f"criterion {check.name!r} could not be run: {result.error}")
         results.append(result)
@@ -91,10 +102,11 @@ class Judged(Protocol):
 class Probe:
     """Runs probe commands beside one container, which they can neither change nor be changed by."""
 
-    def __init__(self, container: Judged, helper: Path) -> None:
+    def __init__(self, container: Judged, helper: Path, cut: Cut = never) -> None:
         """``helper``: the static ``enter`` (``<data dir>/bin/enter``)."""
         self._container = container
         self._helper = helper
+        self._cut = cut
 
     def run(self, check: CheckSpec) -> CheckResult:
         """The command has ended, with all that it started; ``error`` is set where it could not be run."""
@@ -108,6 +120,7 @@ class Probe:
                 helper=self._helper,
                 timeout_s=check.timeout_s,
                 output_limit_bytes=OUTPUT_LIMIT_BYTES,
+                give_up=lambda: self._cut() is not None,
             )
         except (SnapshotError, OrchestratorError, OSError, ValueError) as error:
             return CheckResult(satisfied=False, error=str(error))
@@ -138,16 +151,17 @@ class ForkResult(Protocol):
 class Fork(Protocol):
     """A copy of the container in which a check may do what it likes."""
 
-    def exec(self, command: str, /, *, user: str, timeout_s: float, output_limit_bytes: int) -> ForkResult:
+    def exec(self, command: str, /, *, user: str, timeout_s: float, output_limit_bytes: int, cut: Cut) -> ForkResult:
         """A shell command has run."""
 
 
 class Scratch:
     """Runs scratch commands, each in a fork of its own that is gone afterwards."""
 
-    def __init__(self, fork: Callable[[str], AbstractContextManager[Fork]]) -> None:
+    def __init__(self, fork: Callable[[str], AbstractContextManager[Fork]], cut: Cut = never) -> None:
         """``fork``: makes a copy of the container with that network (``none``, ``bridge``), gone when it is left."""
         self._fork = fork
+        self._cut = cut
 
     def run(self, check: CheckSpec) -> CheckResult:
         """The command has ended and its copy of the container is gone; ``error`` is set where it could not be run."""
@@ -155,7 +169,11 @@ class Scratch:
         try:
             with self._fork(check.network) as fork:
                 result = fork.exec(
-                    check.scratch, user="root", timeout_s=check.timeout_s, output_limit_bytes=OUTPUT_LIMIT_BYTES
+                    check.scratch,
+                    user="root",
+                    timeout_s=check.timeout_s,
+                    output_limit_bytes=OUTPUT_LIMIT_BYTES,
+                    cut=self._cut,
                 )
         except (SnapshotError, OrchestratorError, OSError) as error:
             return CheckResult(satisfied=False, error=str(error))

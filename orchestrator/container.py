@@ -13,11 +13,12 @@ from orchestrator import workload
 from orchestrator.container_config import ContainerConfig, config_of
 from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
-from orchestrator.launcher import ExecResult, Launcher, refusal, why_not_startable
+from orchestrator.launcher import Cut, ExecResult, Launcher, never, refusal, why_not_startable
 from orchestrator.mounts import etc_files, mounts
 from orchestrator.processes import Processes
 from orchestrator.task import BuildSpec, TaskSpec
 from snapshot_drivers.base import Target
+from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import ContainerNotRunning, EngineError
 from snapshot_drivers.mountinfo import own_mounts
 
@@ -37,6 +38,7 @@ class Container:
         self.exec_lock = threading.RLock()
         """Held while a command is being started; hold it while the container is frozen."""
         self._etc_is_new = etc_is_new
+        self._kills = 0
         self._launcher = Launcher(engine, container_id, self.processes)
 
     @property
@@ -95,9 +97,18 @@ class Container:
             raise ContainerNotRunning(f"container {config.name} is gone: orchestrator restore makes it again")
         return cls(engine, config, found["Id"], etc_is_new=False)
 
+    def is_whole(self) -> bool:
+        """It and its network holder are there and have run, so it can run again. Raises: EngineError.
+
+        One that was never started has no files under /etc of the engine's, and no network to come back to.
+        """
+        both = [self.engine.find(self.container_id), self.engine.find(self.config.holder_name)]
+        return all(found is not None and found["State"]["Status"] != "created" for found in both)
+
     def kill(self) -> None:
         """See ``Lifecycle``: nothing of it runs, and the host has its root filesystem unmounted."""
         found = self.engine.inspect(self.container_id)
+        self._kills += 1
         self.engine.kill(self.container_id)
         merged = (found.get("GraphDriver", {}).get("Data") or {}).get("MergedDir")
         deadline = time.monotonic() + _UNMOUNT_S
@@ -164,11 +175,13 @@ class Container:
         cwd: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         output_limit_bytes: int = DEFAULT_OUTPUT_BYTES,
+        cut: Cut = never,
     ) -> ExecResult:
         """The result of a command (a text: for ``/bin/sh -c``) once its first process has ended.
 
-        stdin is /dev/null. What it leaves running goes on, and its further output is discarded. After ``timeout_s`` all
-        of its session is killed. ``user`` and ``cwd``: the task's unless given; ``env``: on top of the container's.
+        stdin is /dev/null. What it leaves running goes on, and its further output is discarded. After ``timeout_s``, or
+        when ``cut`` gives a reason, all of its session is killed. ``user`` and ``cwd``: the task's unless given;
+        ``env``: on top of the container's.
 
         Raises: ContainerNotRunning: stopped, paused or gone. EngineError: never a command's own failure.
         """
@@ -180,7 +193,9 @@ class Container:
             call = self._launcher.start(
                 argv, user=_user(user or self.config.user), env=env, cwd=cwd, limit_bytes=output_limit_bytes
             )
-        return call.finish(timeout_s, lambda session: self.processes().kill_session(session))
+            kills = self._kills
+        reached("in-tool-call")
+        return call.finish(timeout_s, lambda session: self._kill_session(session, kills), cut)
 
     def background(
         self,
@@ -221,7 +236,10 @@ class Container:
         Raises: ContainerNotRunning. EngineError.
         """
         launcher = Path(self.config.helpers) / "launch"
-        return Processes(self.config.cgroup_parent, self.container_id, self._init_pid(), launcher)
+        try:
+            return Processes(self.config.cgroup_parent, self.container_id, self._init_pid(), launcher)
+        except ContainerNotRunning as error:
+            raise ContainerNotRunning(f"container {self.name} is not running any more ({error})") from error
 
     def other_processes(self, session: int | None = None) -> int:
         """How many processes run besides PID 1, the launcher, and the command of that session.
@@ -230,6 +248,13 @@ class Container:
         """
         return self.processes().others(session)
 
+    def commands(self) -> list[str]:
+        """Command lines of the processes that run besides PID 1 and the launcher (foreign text).
+
+        Raises: ContainerNotRunning. EngineError.
+        """
+        return self.processes().commands()
+
     def remove(self) -> None:
         """Containers, volumes that the run owns, and its cgroups are gone; its image and checkpoints stay. Repeatable.
 
@@ -237,6 +262,13 @@ class Container:
         """
         workload.remove_containers(self.engine, self.config)
         workload.remove_volumes(self.engine, self.config)
+
+    def _kill_session(self, session: int, kills: int) -> None:
+        """Raises: ContainerNotRunning: it was killed meanwhile; in its next life that number is somebody else's."""
+        with self.exec_lock:
+            if kills != self._kills:
+                raise ContainerNotRunning(f"{self.name} was taken back to a breakpoint, and the command ended with it")
+            self.processes().kill_session(session)
 
     def _init_pid(self) -> int:
         pid = int(self.engine.inspect(self.container_id)["State"]["Pid"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import stat
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from orchestrator.engine import Engine
 from orchestrator.engine_findings import engine_findings
 from orchestrator.finding import Finding
 from snapshot_drivers.cgroups import Hierarchy, hierarchies
+from snapshot_drivers.criu import probe
+from snapshot_drivers.criu.gateway import DEFAULT_PREFIX
 from snapshot_drivers.errors import SnapshotError
 from snapshot_drivers.freezer import Freezer
 
@@ -157,7 +158,12 @@ def _data_directory(data_dir: Path) -> Finding:
 
 
 def _criu() -> Finding:
-    path = shutil.which("criu")
-    if path:
-        return Finding(name="criu", ok=None, found=f"{path}: not used by the drivers of this version", needed=False)
-    return Finding(name="criu", ok=None, found="not installed, not needed: processes are not captured", needed=False)
+    try:
+        version = probe.works()
+    except (OSError, SnapshotError) as error:
+        remedy = "run deploy/criu; `driver: overlay` does not need it"
+        return Finding(name="criu", ok=None, found=f"processes are not captured: {error}", remedy=remedy, needed=False)
+    found = f"CRIU {version} in {DEFAULT_PREFIX}: a round trip passed twice"
+    if "SYS_RESOURCE" in host.missing_capabilities(also={"SYS_RESOURCE": 24}):
+        found += "; root lacks CAP_SYS_RESOURCE, so processes of other users are not captured"
+    return Finding(name="criu", ok=True, found=found, needed=False)

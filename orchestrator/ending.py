@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from orchestrator.events import Event, SubmissionEvent
+from orchestrator.events import Event, ResumeEvent, SubmissionEvent
 from orchestrator.task import Limits
 from orchestrator.totals import totals
 
@@ -21,6 +21,19 @@ class Ending(NamedTuple):
     """The container stays, whatever the task says: its state is in no checkpoint, or somebody will go on with it."""
 
 
+def limits_now(limits: Limits, events: Sequence[Event]) -> Limits:
+    """The task's ``limits`` with what the run's resumes have raised."""
+    raised = {name: value for event in events if isinstance(event, ResumeEvent) for name, value in event.limits.items()}
+    return Limits.model_validate({**limits.model_dump(), **raised})
+
+
+def time_left_s(events: Sequence[Event], limits: Limits, now: datetime) -> float | None:
+    """How much of the run's wall time is left, at least 0; ``None``: it has no such limit. ``now``: aware UTC."""
+    if limits.wall_time_s is None:
+        return None
+    return max(0.0, limits.wall_time_s - _driven_s(events, now))
+
+
 def ending(events: Sequence[Event], path: Sequence[Event], limits: Limits, now: datetime) -> Ending | None:
     """Why no further request is sent; ``None``: the run goes on.
 
@@ -33,10 +46,15 @@ def ending(events: Sequence[Event], path: Sequence[Event], limits: Limits, now: 
     if limits.stuck_submissions is not None and used.stuck_count >= limits.stuck_submissions:
         return Ending("stopped", "stuck", f"{used.stuck_count} submissions in a row failed at the same criterion")
     if limits.steps is not None and used.steps >= limits.steps:
-        return Ending("stopped", "limit_steps", f"{used.steps} steps were made")
+        return Ending("failed", "limit_steps", f"{used.steps} steps were made")
     if limits.cost_usd is not None and used.cost_usd >= limits.cost_usd:
-        return Ending("stopped", "limit_cost", f"${used.cost_usd:.4f} were spent")
-    since = (now - datetime.fromisoformat(events[-1].at)).total_seconds() if events else 0.0
-    if limits.wall_time_s is not None and used.duration_s + since >= limits.wall_time_s:
-        return Ending("stopped", "limit_time", f"{used.duration_s + since:.0f} s have passed")
+        return Ending("failed", "limit_cost", f"${used.cost_usd:.4f} were spent")
+    if limits.wall_time_s is not None and (driven_s := _driven_s(events, now)) >= limits.wall_time_s:
+        return Ending("failed", "limit_time", f"{driven_s:.0f} s have passed")
     return None
+
+
+def _driven_s(events: Sequence[Event], now: datetime) -> float:
+    """For how long the run has been driven, the time since its last event included."""
+    since_s = (now - datetime.fromisoformat(events[-1].at)).total_seconds() if events else 0.0
+    return totals(events).duration_s + max(0.0, since_s)

@@ -9,14 +9,15 @@ Source: Docker Engine API v1.41.
 from __future__ import annotations
 
 import posixpath
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.container_config import LABEL_DATA_DIR, LABEL_ROLE, LABEL_RUN, ImageFacts
-from orchestrator.engine_connection import EngineConnection, NoSuchObject, Unreachable
-from orchestrator.engine_stream import ExecStream
+from orchestrator.engine_connection import EngineConnection, NoSuchObject, RemovalUnderWay, Unreachable
+from orchestrator.engine_stream import AttachedStream, ExecStream
 from orchestrator.errors import HostError
 from snapshot_drivers.errors import ContainerNotRunning
 
@@ -178,7 +179,15 @@ class Engine(EngineConnection):
 
         Raises: EngineError.
         """
-        self._gone(f"remove container {container}", self._api.remove_container, container, v=True, force=True)
+        doing = f"remove container {container}"
+        try:
+            self._gone(doing, self._api.remove_container, container, v=True, force=True)
+        except RemovalUnderWay:
+            deadline = time.monotonic() + _STOP_S
+            while self.find(container) is not None:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def inspect(self, container: str) -> dict[str, Any]:
         """What the engine knows of a container.
@@ -238,6 +247,26 @@ class Engine(EngineConnection):
         Raises: EngineError: it was not started.
         """
         return ExecStream(self._call("start a command", self._api.exec_start, exec_id, socket=True))
+
+    def exec_attached(
+        self, container: str, argv: list[str], *, user: str, env: dict[str, str], workdir: str, terminal: bool
+    ) -> tuple[str, AttachedStream]:
+        """A command that the operator talks to runs; its id, and both directions of its talk. The caller closes it.
+
+        Raises: ContainerNotRunning. EngineError.
+        """
+        doing = f"run a command in container {container}"
+        options = {"user": user, "environment": env, "workdir": workdir, "stdin": True, "tty": terminal}
+        exec_id = str(self._call(doing, self._api.exec_create, container, argv, **options)["Id"])
+        answer = self._call(doing, self._api.exec_start, exec_id, socket=True, tty=terminal)
+        return exec_id, AttachedStream(answer, framed=not terminal)
+
+    def exec_resize(self, exec_id: str, *, rows: int, columns: int) -> None:
+        """The terminal of a running command has that size.
+
+        Raises: EngineError.
+        """
+        self._call("resize a terminal", self._api.exec_resize, exec_id, height=rows, width=columns)
 
     def exec_exit_code(self, exec_id: str) -> int | None:
         """Exit code of an ended command; ``None`` while it runs.

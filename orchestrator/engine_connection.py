@@ -32,6 +32,10 @@ class Unreachable(EngineError):
     """The engine did not answer at all."""
 
 
+class RemovalUnderWay(EngineError):
+    """Somebody else is removing it."""
+
+
 class EngineConnection:
     """A connection to one engine. May be used from several threads."""
 
@@ -106,6 +110,8 @@ class EngineConnection:
             return Unreachable(f"{message}: is it running? See: orchestrator doctor")
         if any(text in reason for text in _NOT_RUNNING):
             return ContainerNotRunning(message)
+        if "already in progress" in reason:
+            return RemovalUnderWay(message)
         return NoSuchObject(message) if isinstance(error, self._not_found) else EngineError(message)
 
 

@@ -53,6 +53,10 @@ class ExecStream:
         """The connection is closed; the command goes on. Repeatable."""
         getattr(self._answer, "_response", self._answer).close()  # closing the response closes its socket
 
+    def fileno(self) -> int:
+        """For a poll: readable when more has come."""
+        return self._socket.fileno()
+
     def _receive(self, timeout_s: float) -> bytes | None:
         """``None``: nothing yet. Empty: the end."""
         deadline = time.monotonic() + max(timeout_s, 0)
@@ -86,6 +90,30 @@ class ExecStream:
             view = view[taken:]
             self._left -= taken
         return found
+
+
+class AttachedStream(ExecStream):
+    """An `ExecStream` with the other direction: what is typed goes to the command."""
+
+    def __init__(self, answer: Any, *, framed: bool) -> None:
+        """``framed``: as without a terminal; with one the output is one stream of bytes."""
+        super().__init__(answer)
+        self._framed = framed
+
+    def write(self, data: bytes) -> None:
+        """The command gets ``data``. Raises: OSError: it has ended."""
+        self._socket.setblocking(True)
+        try:
+            self._socket.sendall(data)
+        finally:
+            self._socket.setblocking(False)
+
+    def end_input(self) -> None:
+        """The command finds the end of its input. Raises: OSError."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def _pieces(self, data: bytes) -> list[Piece]:
+        return super()._pieces(data) if self._framed else [Piece(STDOUT, data)]
 
 
 def _read_ahead(answer: Any) -> bytes:

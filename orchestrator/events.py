@@ -72,6 +72,33 @@ class RunEvent(EventBase):
     """Tool schemas offered to the model."""
     driver: str
     container: str
+    container_id: str | None = None
+    """The engine's; ``None`` in logs of versions that did not write it."""
+
+
+class ModelStartEvent(EventBase):
+    """A request is about to be sent. Not synced by itself; it is not part of the conversation and moves no head.
+
+    One that no answer follows until a ``resume`` was lost with the process that sent it: it is sent again and counted.
+    """
+
+    kind: Literal["model_start"] = "model_start"
+
+
+class FailedTry(BaseModel):
+    """One request that gave no answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    """``incomplete``, ``timeout``, ``connection``, ``rate_limit``, ``server``, ``auth``, ``context_length``, …"""
+    text: str
+    status: int | None = None
+    """Of HTTP; ``None``: no answer began."""
+    incomplete: bool = False
+    """A stream that broke off, or ended without a finish reason; ``raw`` holds what came of it."""
+    raw: Any = None
+    """What came: a stream's events, a JSON value or text, with the key replaced; or where it was put (``aside``)."""
 
 
 class ModelCallEvent(EventBase):
@@ -87,13 +114,39 @@ class ModelCallEvent(EventBase):
     request_messages: int
     """How many messages were sent."""
     response: dict[str, Any]
-    """The provider's answer as a dict, unrepaired."""
+    """The provider's answer, unrepaired: the body; ``{"events": […]}``, a stream's events; or ``{"aside": …}``."""
     finish_reason: str | None
     usage: Usage | None
     cost_usd: float | None
     latency_ms: float
     attempts: int
-    """Requests sent until this answer came."""
+    """Requests sent until this answer came, those that were lost with a process included."""
+    failed_tries: list[FailedTry] = Field(default_factory=list)
+    """Those before the answer, in order."""
+
+
+class ModelFailureEvent(EventBase):
+    """The model gave no answer after all tries. It moves no head: the run can go on at the same breakpoint."""
+
+    kind: Literal["model_failure"] = "model_failure"
+    breakpoint_id: int | None
+    model: str
+    parameters: dict[str, Any]
+    request_digest: str
+    text: str
+    attempts: int
+    failed_tries: list[FailedTry]
+
+
+class ToolStartEvent(EventBase):
+    """A tool call is about to run: how a resume knows what a crash cut off. Not synced by itself; moves no head."""
+
+    kind: Literal["tool_start"] = "tool_start"
+    answer_seq: int
+    """The ``model_call`` that asked for it."""
+    position: int
+    """Its place among the calls of that answer, from 0."""
+    name: str
 
 
 class ToolCallEvent(EventBase):
@@ -112,6 +165,7 @@ class ToolCallEvent(EventBase):
     timed_out: bool = False
     duration_ms: float = 0.0
     attempt: int = 1
+    """Which try gave this result; the effects of those before it were undone."""
     files_changed: list[Change] = Field(default_factory=list)
     """At most 200 of them."""
     files_changed_count: int = 0
@@ -185,6 +239,22 @@ class RestoreEvent(EventBase):
     previous_container: str | None
     restore_ms: float
     verified: str
+    container_id: str | None = None
+
+
+class ResumeEvent(EventBase):
+    """Another process drives the run on from here. The time since the event before it is not the run's.
+
+    Moves no head. What was cut off is finished, and the container is put at ``after``, behind this line.
+    """
+
+    kind: Literal["resume"] = "resume"
+    container: str
+    container_id: str
+    previous_container_id: str | None
+    """``None``: not known. Different: that one is gone, and this one was made from the recorded configuration."""
+    limits: dict[str, int | float] = Field(default_factory=dict)
+    """Limits that were raised with it, for the rest of the run."""
 
 
 class NoteEvent(EventBase):
@@ -213,13 +283,17 @@ class EndEvent(EventBase):
 
 Event = Annotated[
     RunEvent
+    | ModelStartEvent
     | ModelCallEvent
+    | ModelFailureEvent
+    | ToolStartEvent
     | ToolCallEvent
     | SubmissionEvent
     | CheckpointEvent
     | RewindIntentEvent
     | RewindEvent
     | RestoreEvent
+    | ResumeEvent
     | NoteEvent
     | EngineErrorEvent
     | EndEvent,

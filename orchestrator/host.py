@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -62,11 +62,13 @@ class Space(NamedTuple):
     """Equal for paths of one filesystem."""
 
 
-def missing_capabilities(status: Path = Path("/proc/self/status")) -> list[str]:
-    """Names of ``NEEDED_CAPABILITIES`` that this process does not have in effect."""
+def missing_capabilities(
+    status: Path = Path("/proc/self/status"), *, also: Mapping[str, int] | None = None
+) -> list[str]:
+    """Names of ``NEEDED_CAPABILITIES``, and ``also`` of these, that this process does not have in effect."""
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     effective = int(match.group(1), 16) if match else 0
-    return [name for name, bit in NEEDED_CAPABILITIES.items() if not effective >> bit & 1]
+    return [name for name, bit in {**NEEDED_CAPABILITIES, **(also or {})}.items() if not effective >> bit & 1]
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict, TypeVar, cast
 
 from orchestrator.context_log import ContextLog
 from orchestrator.errors import LogDamaged
 from orchestrator.events import EVENT, Event, Message, NoteEvent
+from orchestrator.lineage import next_breakpoint_id
 from orchestrator.live_path import head, live_path, messages
 from orchestrator.observer import Observer
 from orchestrator.task import redact
 from orchestrator.totals import totals
+from snapshot_drivers.crash_points import reached
 
 E = TypeVar("E", bound=Event)
 
@@ -59,6 +62,14 @@ class Journal:
         """Right after the head, in the present step."""
         return Place(step=totals(self.events).steps, parent_seq=self.head.seq)
 
+    def next_breakpoint_id(self) -> int:
+        """The number of the next checkpoint: one that no line had, readable or not."""
+        return next_breakpoint_id(self.events, self.log.lost_lines_after)
+
+    def now(self) -> datetime:
+        """The time by the clock of the log, which nobody sets; aware UTC."""
+        return self.log.now()
+
     def add(self, event: E) -> E:
         """``event`` stands in the log without the values of secrets, and the observer knows of it.
 
@@ -67,8 +78,18 @@ class Journal:
         if self._secrets:
             event = cast(E, EVENT.validate_python(self._redacted(event.model_dump(mode="python"))))
         written = cast(E, self.log.append(event))
+        reached("after-log-line")
         self._observer.event(written)
         return written
+
+    def mark(self, event: E) -> E:
+        """``event`` stands in the log, unsynced, for a resume to read; the observer is not told of it.
+
+        Raises: HostError: it could not be written.
+        """
+        if self._secrets:
+            event = cast(E, EVENT.validate_python(self._redacted(event.model_dump(mode="python"))))
+        return cast(E, self.log.append(event, sync=False))
 
     def note(self, text: str, *, say: Sequence[Message] = (), after: Event | None = None) -> NoteEvent:
         """A note; ``say`` is appended to the conversation, ``after`` is the event that it continues (the head)."""

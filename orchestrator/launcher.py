@@ -27,6 +27,8 @@ CANNOT_RUN: Final = 126
 
 _TRIES: Final = 5
 _START_S: Final = 30.0
+_CUT_S: Final = 0.1
+"""How often a running command is asked whether it has to end before its time."""
 _END_S: Final = 10.0
 """How long the launcher may take to say that a killed command has ended."""
 
@@ -41,6 +43,14 @@ _ENGINE_TEXT: Final = re.compile(
     r"OCI runtime|is not running|cannot exec in a|unable to find user|no matching entries|container not running"
 )
 _NO_SERVER: Final = "launch: no server:"
+Cut = Callable[[], str | None]
+"""Why what is under way has to end now; ``None``: it has not."""
+
+
+def never() -> None:
+    """Nothing is cut short."""
+
+
 _LOST: Final = "the launcher was ended from inside the container, and the command with it"
 
 
@@ -60,6 +70,8 @@ class ExecResult:
     """Something of its session, or something that holds its output open, goes on."""
     note: str | None = None
     """What a reader should know about an unusual end."""
+    cut: str | None = None
+    """Why it was ended before its time, in a word."""
 
 
 class Call:
@@ -99,15 +111,17 @@ class Call:
         """What the engine says of the exec itself. Raises: EngineError."""
         return self._engine.exec_exit_code(self._exec_id)
 
-    def finish(self, timeout_s: float, kill_session: Callable[[int], object]) -> ExecResult:
-        """The command's result; after ``timeout_s`` its session is killed.
+    def finish(self, timeout_s: float, kill_session: Callable[[int], object], cut: Cut = never) -> ExecResult:
+        """The command's result; after ``timeout_s``, or when ``cut`` says so, its session is killed.
 
         Raises: EngineError: the engine or the container went away before the command had ended.
         """
         try:
             deadline = self._started_at + timeout_s
-            while not self._ended and time.monotonic() < deadline:
-                self._read(deadline)
+            reason: str | None = None
+            while not self._ended and reason is None and time.monotonic() < deadline:
+                self._read(min(deadline, time.monotonic() + _CUT_S))
+                reason = cut()
             timed_out = not self._ended
             if self._exit is None and self.session is not None:
                 if not timed_out:
@@ -116,7 +130,7 @@ class Call:
                 deadline = time.monotonic() + _END_S
                 while not self._ended and time.monotonic() < deadline:
                     self._read(deadline)
-            return self._result(timed_out)
+            return self._result(timed_out, reason if timed_out else None)
         finally:
             self.close()
 
@@ -124,17 +138,18 @@ class Call:
         """Nothing more is read; the command goes on. Repeatable."""
         self._stream.close()
 
-    def _result(self, timed_out: bool) -> ExecResult:
-        output, cut = self._output.value()
+    def _result(self, timed_out: bool, cut: str | None) -> ExecResult:
+        output, dropped_bytes = self._output.value()
         code, left_running = self._exit or (KILLED, False)
         return ExecResult(
             exit_code=None if timed_out else code,
             output=output,
-            truncated_bytes=cut,
-            timed_out=timed_out,
+            truncated_bytes=dropped_bytes,
+            timed_out=timed_out and cut is None,
             duration_ms=(time.monotonic() - self._started_at) * 1000,
             left_running=left_running,
             note=None if timed_out or self._exit else _LOST,
+            cut=cut,
         )
 
     def _read(self, deadline: float) -> None:

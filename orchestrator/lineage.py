@@ -6,13 +6,13 @@ the stuck count belong to the whole log (``totals``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.candidates import Candidate, candidates
-from orchestrator.errors import UsageError
+from orchestrator.errors import LogDamaged, UsageError
 from orchestrator.events import (
     CheckpointEvent,
     EndEvent,
@@ -20,11 +20,21 @@ from orchestrator.events import (
     ModelCallEvent,
     Progress,
     RestoreEvent,
+    ResumeEvent,
+    RewindEvent,
     RunEvent,
     SubmissionEvent,
     ToolCallEvent,
 )
-from orchestrator.live_path import head, live_path, memories_to_inject, messages, unfinished_intent
+from orchestrator.live_path import (
+    broken_ways,
+    head,
+    live_path,
+    memories_to_inject,
+    messages,
+    unfinished_intent,
+    way_back,
+)
 from orchestrator.totals import Totals, totals
 from snapshot_drivers.base import Coverage
 
@@ -34,6 +44,8 @@ __all__ = [
     "RunStatus",
     "Totals",
     "TreeNode",
+    "broken_way",
+    "broken_ways",
     "candidates",
     "checkpoint_events",
     "checkpoints",
@@ -49,6 +61,7 @@ __all__ = [
     "totals",
     "tree",
     "unfinished_intent",
+    "way_back",
 ]
 
 
@@ -78,6 +91,8 @@ class BreakpointRow(BaseModel):
     waited_ms: float
     stored_bytes: int
     coverage: Coverage
+    damaged: str | None = None
+    """Why it cannot be restored although it was whole once: its context cannot be read, or its snapshot is gone."""
 
 
 class TreeNode(NamedTuple):
@@ -102,29 +117,34 @@ def checkpoint_events(events: Sequence[Event]) -> list[CheckpointEvent]:
 def find_checkpoint(events: Sequence[Event], breakpoint_id: int) -> CheckpointEvent:
     """The checkpoint of that number.
 
-    Raises: UsageError: there is none; the message names those that there are.
+    Raises: UsageError: there is none; the message names those that there are. LogDamaged: there was one.
     """
     found = checkpoint_events(events)
     for event in found:
         if event.breakpoint_id == breakpoint_id:
             return event
+    if 0 <= breakpoint_id < max((event.breakpoint_id for event in found), default=0):
+        raise LogDamaged(
+            f"breakpoint {breakpoint_id}: its line in the log cannot be read (see: orchestrator verify RUN)"
+        )
     known = f"there are {found[0].breakpoint_id} to {found[-1].breakpoint_id}" if found else "there are none"
     raise UsageError(f"no breakpoint {breakpoint_id} in this run: {known} (see: orchestrator breakpoints RUN)")
 
 
-def next_breakpoint_id(events: Sequence[Event]) -> int:
-    """The number of the next checkpoint; numbers are never used again."""
-    return max((event.breakpoint_id for event in checkpoint_events(events)), default=-1) + 1
+def next_breakpoint_id(events: Sequence[Event], lost_lines_after: Callable[[int], int] = lambda _seq: 0) -> int:
+    """The number of the next checkpoint; numbers are never used again.
+
+    ``lost_lines_after``: how many lines behind an event cannot be read: each may have been a checkpoint.
+    """
+    number, seq = max(((event.breakpoint_id, event.seq) for event in checkpoint_events(events)), default=(-1, -1))
+    return number + 1 + lost_lines_after(seq)
 
 
 def checkpoints(events: Sequence[Event]) -> list[BreakpointRow]:
     """A row for each checkpoint, oldest first. What a damaged line hides makes no error: ``live`` ends there."""
-    by_seq = {event.seq: event for event in events}
     at = head(events)
-    live: set[int] = set()
-    while at is not None and at.seq not in live:
-        live.add(at.seq)
-        at = by_seq.get(at.parent_seq) if at.parent_seq is not None else None
+    live = {event.seq for event in way_back(events, at.seq)} if at is not None else set()
+    broken = broken_ways(events)
     nearest: dict[int, int | None] = {}
     for event in events:
         above = nearest.get(event.parent_seq) if event.parent_seq is not None else None
@@ -149,9 +169,17 @@ def checkpoints(events: Sequence[Event]) -> list[BreakpointRow]:
             waited_ms=event.waited_ms,
             stored_bytes=event.stored_bytes,
             coverage=event.coverage,
+            damaged=broken_way(broken.get(event.seq)),
         )
         for event in found
     ]
+
+
+def broken_way(last_readable: Event | None) -> str | None:
+    """In words, why the conversation of a checkpoint cannot be read (see ``broken_ways``); ``None``: it can."""
+    if last_readable is None:
+        return None
+    return f"event {last_readable.seq} continues event {last_readable.parent_seq}, which cannot be read"
 
 
 def tree(rows: Sequence[BreakpointRow]) -> list[TreeNode]:
@@ -177,7 +205,7 @@ def status(events: Sequence[Event], locked: bool) -> RunStatus:
     for event in events:
         if isinstance(event, EndEvent):
             ended = event
-        elif isinstance(event, ModelCallEvent | ToolCallEvent | SubmissionEvent) or (
+        elif isinstance(event, ModelCallEvent | ToolCallEvent | SubmissionEvent | ResumeEvent) or (
             manual and isinstance(event, RestoreEvent)
         ):
             ended = None
@@ -196,9 +224,10 @@ def is_manual(events: Sequence[Event]) -> bool:
 def left_open(events: Sequence[Event]) -> bool:
     """The container was left running on purpose: a manual agent that was not ended, or a restore by hand at the end."""
     open_now = is_manual(events)
+    ended = False
     for event in events:
-        if isinstance(event, EndEvent | ModelCallEvent):
-            open_now = False
-        elif isinstance(event, RestoreEvent):
+        if isinstance(event, EndEvent | ModelCallEvent | ResumeEvent):
+            open_now, ended = False, isinstance(event, EndEvent)
+        elif isinstance(event, RestoreEvent) or (isinstance(event, RewindEvent) and ended):
             open_now = True
     return open_now

@@ -6,7 +6,7 @@ parents back to ``run``. A rewind starts a new branch, so what was abandoned lie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from orchestrator.errors import LogDamaged
 from orchestrator.events import (
@@ -79,6 +79,32 @@ def live_path(events: Sequence[Event], head_seq: int) -> list[Event]:
     if not isinstance(path[0], RunEvent):
         raise LogDamaged(f"event {path[0].seq} has no parent: the beginning of the run cannot be read")
     return path
+
+
+def way_back(events: Sequence[Event], seq: int) -> Iterator[Event]:
+    """The event numbered ``seq`` and those that it continues, newest first, as far as they can be read."""
+    by_seq = {event.seq: event for event in events}
+    at = by_seq.get(seq)
+    while at is not None:
+        yield at
+        at = by_seq.get(at.parent_seq) if at.parent_seq is not None and at.parent_seq < at.seq else None
+
+
+def broken_ways(events: Sequence[Event]) -> dict[int, Event]:
+    """The events whose way back to the beginning cannot be read, by number: with the last readable event of that way.
+
+    What that one continues is what cannot be read.
+    """
+    known: set[int] = set()
+    broken: dict[int, Event] = {}
+    for event in sorted(events, key=lambda event: event.seq):
+        parent = event.parent_seq
+        if parent is not None and parent not in known:
+            broken[event.seq] = event
+        elif parent in broken:
+            broken[event.seq] = broken[parent]
+        known.add(event.seq)
+    return broken
 
 
 def messages(path: Sequence[Event]) -> list[Message]:

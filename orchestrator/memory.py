@@ -16,6 +16,8 @@ GAPS_MAX = 20
 
 _OPENING = "The run has been rewound to breakpoint "
 
+_RESTARTED = "The container was interrupted and has been started again; its files are as they were."
+
 _KIND_NAMES = {
     StateKind.ROOTFS: "files",
     StateKind.VOLUME: "volume",
@@ -56,6 +58,20 @@ def rewind_message(breakpoint_id: int, lessons: Sequence[Lesson], coverage: Cove
         "Do not repeat what failed there. Go on with the task from here, in a way that these memories do not rule out.",
     ]
     return {"role": "user", "content": "\n".join(lines)}
+
+
+def restart_text(coverage: Coverage) -> str | None:
+    """What the agent must know when its container was started anew from a snapshot; ``None``: it lost nothing."""
+    lost = [
+        item
+        for item in coverage.items
+        if (item.kind is StateKind.PROCESS and item.state is not CoverageState.CAPTURED)
+        or item.state in (CoverageState.MISSING, CoverageState.UNKNOWN)
+    ]
+    if not lost:
+        return None
+    gaps = [item for item in lost if item.kind is not StateKind.PROCESS]
+    return "\n".join([f"{_RESTARTED} {_programs(coverage)}", *_gaps(Coverage.of(gaps))])
 
 
 def is_rewind_message(message: Message) -> bool:

@@ -1,30 +1,32 @@
 """The one gateway to the model: one request in, one answer out, retries inside. LiteLLM knows the providers.
 
-LiteLLM is imported when the first `Model` is made, not before: the import takes seconds.
+LiteLLM makes the request and sends it; what came back is read from the wire (``wire``), where a provider's HTTP client
+reports there. LiteLLM is imported when the first `Model` is made, not before: the import takes seconds.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import httpx
 import tenacity
 
 from orchestrator.errors import ModelError
-from orchestrator.events import Message, Usage
+from orchestrator.events import FailedTry, Message, Usage
+from orchestrator.litellm_setup import import_litellm
+from orchestrator.model_errors import Failure, NoAnswer, failure_of
+from orchestrator.provider_answer import ProviderAnswer, conversation_message, read_answer
 from orchestrator.request import digest, public_parameters, sendable
 from orchestrator.scripted import ScriptedModel, is_scripted
+from orchestrator.stream import assembled
 from orchestrator.task import ModelSpec
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from orchestrator.wire import Exchange
 
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
@@ -39,9 +41,11 @@ class Completion:
     message: Message
     """The assistant message as it is appended to the conversation; arguments unrepaired."""
     response: dict[str, Any]
-    """The provider's answer, as JSON."""
+    """The provider's answer: its body, or ``{"events": […]}`` of a stream; of a provider off the wire, LiteLLM's."""
     finish_reason: str | None
+    """In OpenAI's words where they are known."""
     usage: Usage | None
+    """``None``: the provider did not say."""
     cost_usd: float | None
     """``None``: not known (never 0 for unknown)."""
     latency_ms: float
@@ -51,6 +55,22 @@ class Completion:
     """What was sent beside messages and tools; nothing secret."""
     request_digest: str
     request_messages: int
+    failed_tries: list[FailedTry] = field(default_factory=list)
+    """The tries before the answer."""
+
+
+class _TryFailed(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class _Answer(NamedTuple):
+    """What one try brought."""
+
+    said: ProviderAnswer
+    raw: dict[str, Any]
+    litellm_answer: Any
 
 
 class Model:
@@ -72,168 +92,172 @@ class Model:
         self._spec = spec
         self._sleep = sleep
         self._jitter = jitter
-        self._litellm, self._openai = _import_litellm()
+        self._library = import_litellm()
+        self._litellm = self._library.litellm
         self.script = ScriptedModel.load(spec.name, source_dir) if is_scripted(spec.name) else None
         """The script of a ``scripted/`` model."""
-        self._address = self.script.register(self._litellm) if self.script else {"model": spec.name}
+        if self.script:
+            self._address = self.script.register(self._litellm)
+        else:
+            self._address = {"model": spec.name, **self._library.client_for(spec.name)}
+            if spec.api_base is not None:
+                self._address["api_base"] = spec.api_base
 
-    def complete(self, messages: list[Message], tools: list[dict[str, Any]]) -> Completion:
+    def complete(
+        self, messages: list[Message], tools: list[dict[str, Any]], *, dropped: Callable[[], bool] = lambda: False
+    ) -> Completion:
         """The model's answer to ``messages``; they are left untouched.
 
-        Rate limits, time-outs, dropped connections and server errors are tried again, ``retries`` times at most.
+        Rate limits, time-outs, dropped connections, cut streams and server errors are tried again, ``retries`` times,
+        unless ``dropped`` says that nobody waits for the answer any more.
 
-        Raises: ModelError: no answer after all tries, or the provider refused the request.
+        Raises: NoAnswer: none after all tries, or the provider refused the request.
         """
         sent = [sendable(message) for message in messages]
-        parameters = {"timeout": self._spec.timeout_s, **self._spec.extra}
+        parameters: dict[str, Any] = {"timeout": self._spec.timeout_s, **self._spec.extra}
         if self._spec.temperature is not None:
             parameters["temperature"] = self._spec.temperature
+        if self._spec.stream:
+            parameters["stream"] = True
         public = public_parameters(parameters)
+        if self._spec.api_base is not None:
+            public["api_base"] = self._spec.api_base
         request: dict[str, Any] = {**parameters, **self._address, "messages": json.loads(json.dumps(sent))}
+        request["stream"] = self._spec.stream and self.script is None
         if tools:
             request["tools"] = tools
+        request_digest = digest({"model": self.name, "parameters": public, "tools": tools, "messages": sent})
         started = time.monotonic()
-        answer, attempts = self._ask(request)
-        response = json.loads(json.dumps(answer.model_dump(), default=str))
-        usage = _usage(response.get("usage"))
-        choice = (response.get("choices") or [{}])[0]
+        failed: list[FailedTry] = []
+        try:
+            answer = self._ask(request, failed, dropped)
+        except _TryFailed as error:
+            raise NoAnswer(
+                self._no_answer(error.failure, len(failed)),
+                tries=failed,
+                parameters=public,
+                request_digest=request_digest,
+            ) from error
         return Completion(
-            message=_assistant_message(choice.get("message") or {}, stem=digest(sent)[:8]),
-            response=response,
-            finish_reason=choice.get("finish_reason"),
-            usage=usage,
-            cost_usd=self._cost(answer, response, usage),
+            message=conversation_message(answer.said.message, stem=digest(sent)[:8], before=messages),
+            response=answer.raw,
+            finish_reason=answer.said.finish_reason,
+            usage=answer.said.usage,
+            cost_usd=self._cost(answer),
             latency_ms=(time.monotonic() - started) * 1000,
-            attempts=attempts,
+            attempts=len(failed) + 1,
             parameters=public,
-            request_digest=digest({"model": self.name, "parameters": public, "tools": tools, "messages": sent}),
+            request_digest=request_digest,
             request_messages=len(sent),
+            failed_tries=failed,
         )
 
-    def _ask(self, request: dict[str, Any]) -> tuple[Any, int]:
-        """The provider's answer and how many requests it took."""
-        errors = self._litellm.exceptions
+    def _no_answer(self, failure: Failure, tries: int) -> str:
+        said = f"model {self.name} gave no answer after {tries} {'try' if tries == 1 else 'tries'}: {failure.text}"
+        return f"{said}: {failure.remedy}" if failure.remedy else said
+
+    def _ask(self, request: dict[str, Any], failed: list[FailedTry], dropped: Callable[[], bool]) -> _Answer:
+        """The first answer; what each try before it met is appended to ``failed``.
+
+        Raises: _TryFailed: the last try's.
+        """
+
+        def pause(seconds: float) -> None:
+            self._sleep(seconds)
+            if dropped():
+                raise ModelError(f"model {self.name} was not asked again: nobody waits for its answer")
+
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self._spec.retries + 1),
             wait=self._pause_s,
-            retry=tenacity.retry_if_exception_type(
-                (
-                    errors.RateLimitError,
-                    errors.Timeout,
-                    errors.APIConnectionError,
-                    errors.InternalServerError,
-                    errors.ServiceUnavailableError,
-                    errors.BadGatewayError,
-                )
-            ),
-            sleep=self._sleep,
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, _TryFailed) and error.failure.may_pass),
+            sleep=pause,
             reraise=True,
         )
-        attempts = 0
+        return retrying(self._try, request, failed)
 
-        def once() -> Any:
-            nonlocal attempts
-            attempts += 1
-            # num_retries and max_retries: neither LiteLLM nor the provider's SDK may retry behind our count.
-            return self._litellm.completion(**request, num_retries=0, max_retries=0, stream=False)
+    def _try(self, request: dict[str, Any], failed: list[FailedTry]) -> _Answer:
+        exchange = Exchange(self._spec.timeout_s, self._spec.stall_timeout_s)
+        answer: Any = None
+        error: Exception | None = None
+        with exchange.current():
+            try:
+                # num_retries and max_retries: neither LiteLLM nor the provider's SDK may retry behind our count.
+                answer = self._litellm.completion(**request, num_retries=0, max_retries=0)
+                off_the_wire = self._off_the_wire(answer, exchange)
+            except (
+                self._library.openai.OpenAIError,
+                self._litellm.exceptions.BudgetExceededError,
+                httpx.HTTPError,
+                # LiteLLM's own translation of a request or an answer that it does not understand.
+                ValueError, TypeError, LookupError, AttributeError,
+            ) as raised:  # fmt: skip
+                error, off_the_wire = raised, None
+        failure = failure_of(exchange, error, self._litellm)
+        if failure is None:
+            found = self._found(exchange, off_the_wire, answer)
+            if found is not None:
+                return found
+            text = exchange.redacted(str(error)) if error else "the answer holds no message"
+            failure = Failure("invalid_body", text, True)
+        failed.append(failure.record(exchange))
+        raise _TryFailed(failure) from error
 
-        try:
-            return retrying(once), attempts
-        except (self._openai.OpenAIError, errors.BudgetExceededError, ValueError, TypeError, LookupError) as error:
-            # The last three: LiteLLM's own translation of a request or an answer that it does not understand.
-            tries = f"{attempts} {'try' if attempts == 1 else 'tries'}"
-            raise ModelError(f"model {self.name} gave no answer after {tries}: {error}") from error
+    def _found(self, exchange: Exchange, off_the_wire: dict[str, Any] | None, answer: Any) -> _Answer | None:
+        """The answer as the wire has it; where that is neither OpenAI's nor Anthropic's form, LiteLLM's."""
+        raw = exchange.raw if exchange.body else None
+        said = read_answer(exchange.answer_body()) if exchange.body else None
+        if said is not None and isinstance(raw, list | dict):
+            return _Answer(said, {"events": raw} if isinstance(raw, list) else raw, answer)
+        said = read_answer(off_the_wire)
+        if said is None or off_the_wire is None:
+            return None
+        # A body that LiteLLM could make nothing of is an empty answer to it.
+        made_up = bool(exchange.sent) and not said.message.get("content") and not said.message.get("tool_calls")
+        return None if made_up else _Answer(said, off_the_wire, answer)
+
+    def _off_the_wire(self, answer: Any, exchange: Exchange) -> dict[str, Any] | None:
+        """LiteLLM's own form of the answer; ``None``: it is not needed."""
+        if exchange.body and read_answer(exchange.answer_body()) is not None:
+            return None
+        if hasattr(answer, "model_dump"):
+            body: dict[str, Any] = json.loads(json.dumps(answer.model_dump(), default=str))
+            return body
+        return assembled([json.loads(json.dumps(chunk.model_dump(), default=str)) for chunk in answer])
 
     def _pause_s(self, state: tenacity.RetryCallState) -> float:
         """What the provider asked for, else exponential with full jitter."""
         error = state.outcome.exception() if state.outcome else None
-        asked = _retry_after_s(error)
+        asked = error.failure.retry_after_s if isinstance(error, _TryFailed) else None
         if asked is not None:
             return min(asked, RETRY_AFTER_MAX_S)
         backoff: float = min(BACKOFF_FIRST_S * 2 ** (state.attempt_number - 1), BACKOFF_MAX_S)
         return backoff * (0.5 + 0.5 * self._jitter())
 
-    def _cost(self, answer: Any, response: dict[str, Any], usage: Usage | None) -> float | None:
+    def _cost(self, answer: _Answer) -> float | None:
         """What the provider or the script stated, else LiteLLM's price list; ``None`` for a model that is not on it."""
-        stated = (response.get("usage") or {}).get("cost")
-        if isinstance(stated, int | float):
+        body = answer.raw
+        if isinstance(body.get("events"), list):
+            body = assembled(body["events"]) or {}
+        stated = (body.get("usage") or {}).get("cost")
+        if isinstance(stated, int | float) and not isinstance(stated, bool):
             return float(stated)
+        if answer.said.usage is None:
+            return None
+        if "events" in answer.raw:
+            return self._price(answer.said.usage)
         # LiteLLM's own completion_cost(), which it has called already, with the errors of unpriced models caught.
-        priced = getattr(answer, "_hidden_params", {}).get("response_cost")
-        return float(priced) if usage is not None and priced is not None else None
+        priced = getattr(answer.litellm_answer, "_hidden_params", {}).get("response_cost")
+        return float(priced) if priced is not None else None
 
-
-def _import_litellm() -> tuple[ModuleType, ModuleType]:
-    """LiteLLM and the SDK whose error tree it extends, quiet and without a fetch of price lists at import."""
-    # LiteLLM reads this at import and fetches a price list from the network without it.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    # Its own types make pydantic warn about them, at import and at the first call; a run's output is no place for that.
-    warnings.filterwarnings("ignore", message=r".*TypedDict class .*`ReadOnly` qualifier", category=UserWarning)
-    import litellm
-    import openai
-
-    litellm.suppress_debug_info = True
-    litellm.telemetry = False
-    return litellm, openai
-
-
-def _retry_after_s(error: BaseException | None) -> float | None:
-    """Seconds of a ``Retry-After`` header; the form with a date is left to the backoff."""
-    headers: list[Any] = [getattr(error, "headers", None), getattr(getattr(error, "response", None), "headers", None)]
-    for candidate in headers:
-        if isinstance(candidate, Mapping):
-            value = {str(name).lower(): value for name, value in candidate.items()}.get("retry-after")
-            try:
-                return max(0.0, float(value)) if value is not None else None
-            except ValueError:
-                return None
-    return None
-
-
-def _usage(raw: Any) -> Usage | None:
-    """Tokens as stated; a request always has some, so all zeros mean that nobody counted."""
-    if not isinstance(raw, dict) or not any(raw.get(name) for name in ("prompt_tokens", "completion_tokens")):
-        return None
-    return Usage(
-        prompt_tokens=raw.get("prompt_tokens"),
-        completion_tokens=raw.get("completion_tokens"),
-        total_tokens=raw.get("total_tokens"),
-        cached_tokens=(raw.get("prompt_tokens_details") or {}).get("cached_tokens"),
-    )
-
-
-def _assistant_message(raw: dict[str, Any], stem: str) -> Message:
-    """The provider's message reduced to what a later request needs; arguments as they came.
-
-    Every call gets an id that is its own within the message: some servers send none, or the same one twice. Beside
-    calls, an empty ``content`` is left out, as LiteLLM would do when it is sent back.
-    """
-    message: Message = {"role": "assistant", "content": raw.get("content")}
-    for name in ("reasoning_content", "thinking_blocks"):
-        if raw.get(name):
-            message[name] = raw[name]
-    calls: list[dict[str, Any]] = []
-    for position, call in enumerate(raw.get("tool_calls") or []):
-        function = call.get("function") or {}
-        call_id = call.get("id")
-        if not isinstance(call_id, str) or not call_id or call_id in [known["id"] for known in calls]:
-            call_id = f"call_{stem}_{position}"
-        kept: dict[str, Any] = {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": function.get("name") or "", "arguments": _raw_arguments(function.get("arguments"))},
-        }
-        if call.get("provider_specific_fields"):
-            kept["provider_specific_fields"] = call["provider_specific_fields"]
-        calls.append(kept)
-    if calls:
-        message["tool_calls"] = calls
-        if not message["content"]:
-            del message["content"]
-    return message
-
-
-def _raw_arguments(arguments: Any) -> str:
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+    def _price(self, usage: Usage) -> float | None:
+        """Of a streamed answer, which LiteLLM has not counted."""
+        if not {self.name, self.name.partition("/")[2]} & set(self._litellm.model_cost):
+            return None
+        prompt_usd, completion_usd = self._litellm.cost_per_token(
+            model=self.name,
+            prompt_tokens=usage.prompt_tokens or 0,
+            completion_tokens=usage.completion_tokens or 0,
+            cache_read_input_tokens=usage.cached_tokens or 0,
+        )
+        return float(prompt_usd + completion_usd)

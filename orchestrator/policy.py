@@ -8,9 +8,11 @@ no list here does not exist: there is no way to spell a privileged container or 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 DEFAULT_CAPABILITIES = frozenset(
     {
@@ -45,6 +47,23 @@ CREDENTIAL_PARAMETERS = frozenset(
     }
 )  # fmt: skip
 """Model parameters that a task may not carry, since all parameters are logged. Keys come from the environment."""
+
+OWN_PARAMETERS = {
+    "api_base": "use model.api_base",
+    "base_url": "use model.api_base",
+    "custom_llm_provider": "it is the first part of model.name",
+    "fallbacks": "a run has one model",
+    "max_retries": "use model.retries",
+    "messages": "the conversation is the run's own",
+    "mock_response": "use a scripted model",
+    "model": "use model.name",
+    "num_retries": "use model.retries",
+    "stream": "use model.stream",
+    "temperature": "use model.temperature",
+    "timeout": "use model.timeout_s",
+    "tools": "the tools are the run's own",
+}
+"""Model parameters that have a field of their own or none at all, and what to do instead."""
 
 ENGINE_FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 """Files that the engine mounts into every container."""
@@ -102,6 +121,19 @@ def container_path(value: str) -> str:
     return normal
 
 
+def api_address(value: str) -> str:
+    """``value``, when it is the address of an API that may stand in a log.
+
+    Raises: ValueError: it is not; the message says how to write it.
+    """
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{value!r} is no address: write http://… or https://…")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError("addresses are logged: write it without user, password, query and fragment")
+    return value.rstrip("/")
+
+
 def is_within(path: str, directory: str) -> bool:
     """``path`` is ``directory`` or lies below it (text only: nothing is looked up)."""
     return PurePosixPath(path).is_relative_to(directory)
@@ -131,6 +163,14 @@ def overlap_problems(mounts: list[tuple[tuple[str | int, ...], str]]) -> list[Pr
                 found.append(Problem(loc, f"{path} overlaps the mount at {other}: mounts may not lie in one another"))
                 break
     return found
+
+
+def api_base_problem(address: str) -> str | None:
+    """Why an untrusted task may not have the operator's key sent to ``address``; ``None``: it is this host."""
+    host = urlsplit(address).hostname or ""
+    if host == "localhost" or host == "::1" or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host):
+        return None
+    return f"the key in your environment and the whole conversation are sent to {host}"
 
 
 def bind_problem(source: Path, protected: Iterable[Path] = ()) -> str | None:

@@ -49,6 +49,15 @@ class Processes:
         """All of them."""
         return [pid for pid in members(self._directory) if pid != self._init_pid and _session(pid) is not None]
 
+    def commands(self) -> list[str]:
+        """Command lines of those besides the launcher's, as a snapshot's coverage names them (foreign text, cut)."""
+        found = []
+        for pid in self.pids():
+            with suppress(OSError):
+                argv = Path(f"/proc/{pid}/cmdline").read_bytes()[:200]
+                found.append(" ".join(argv.replace(b"\0", b" ").decode("utf-8", "replace").split()))
+        return [command for command in found if not command.startswith("/.orchestrator/")]
+
     def in_session(self, session: int) -> list[int]:
         """Those of one session, given by its id inside the container."""
         return [pid for pid in self.pids() if _session(pid) == session]

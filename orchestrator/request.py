@@ -36,9 +36,10 @@ def sendable(message: Message) -> Message:
 
     The log keeps what came; only the copy that is sent differs, and only where strict providers (or their JSON
     encoder) fail: lone surrogates become U+FFFD, tool arguments that are no JSON object stand as text inside one,
-    and a tool's name loses the characters that the APIs refuse.
+    and a tool's name loses the characters that the APIs refuse. A refusal's text stands in the content.
     """
     copy: Message = _without_surrogates(message)
+    copy.pop("refusal", None)
     if "tool_calls" in copy:
         copy["tool_calls"] = [_strict_call(call) for call in copy["tool_calls"]]
     return copy

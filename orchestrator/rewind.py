@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.checkpointer import Checkpointer
-from orchestrator.errors import ContainerLost, HostError, UsageError
+from orchestrator.errors import ContainerLost, HostError, LogDamaged, UsageError
 from orchestrator.events import CheckpointEvent, EngineErrorEvent, RestoreEvent, RewindEvent, RewindIntentEvent
 from orchestrator.lineage import find_checkpoint
 from orchestrator.live_path import live_path, memories_to_inject, unfinished_intent
 from orchestrator.memory import Lesson, rewind_message
-from snapshot_drivers.base import Coverage, CoverageState, RestoreReport, Staged
+from snapshot_drivers.base import Coverage, CoverageState, RestoreReport, Staged, StateKind
+from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, RestoreError, RestoreRefused, SnapshotError
 
 
@@ -44,8 +45,9 @@ class Rewinder:
 
         What the snapshot does not hold is said in that message.
 
-        Raises: UsageError: no such breakpoint, or one without a snapshot. SnapshotError, HostError: it failed, and the
-            run stands where it stood. ContainerLost: it failed, and the container is in neither state.
+        Raises: UsageError: no such breakpoint, or one without a snapshot. LogDamaged: its conversation cannot be read.
+            SnapshotError, HostError: it failed, and the run stands where it stood. ContainerLost: it failed, and the
+            container is in neither state.
         """
         target = self._restorable(breakpoint_id)
         intent, report = self._move(target, memory, verify="difference", accept_partial=False)
@@ -67,6 +69,16 @@ class Rewinder:
         intent, report = self._move(target, None, verify=verify, accept_partial=accept_partial)
         return self._commit_restore(target, intent, report)
 
+    def reinstate(self, snapshot_id: str) -> RestoreReport:
+        """The container is as in that snapshot, whatever it was; no line is written, the run stands where it stood.
+
+        Raises: SnapshotError, HostError: it is not; the same can be tried again.
+        """
+        report = self._apply(self._stage(snapshot_id), verify="difference")
+        _refuse_broken_promise(self._driver.load(snapshot_id).coverage, report.coverage)
+        self._bring_up(report)
+        return report
+
     def finish_unfinished(self) -> RewindEvent | RestoreEvent | None:
         """A rewind or restore that a crash cut off has been finished; ``None``: there was none, or it was put back.
 
@@ -75,11 +87,11 @@ class Rewinder:
         intent = unfinished_intent(self._journal.events)
         if intent is None:
             return None
-        target = find_checkpoint(self._journal.events, intent.breakpoint_id)
         try:
+            target = self._restorable(intent.breakpoint_id)
             report = self._apply(self._stage(intent.after), verify="difference")
-            self._after_restore()
-        except (SnapshotError, HostError) as error:
+            self._bring_up(report)
+        except (UsageError, LogDamaged, SnapshotError, HostError) as error:
             self._put_back(intent, error)
             return None
         if intent.memory is None:
@@ -90,6 +102,7 @@ class Rewinder:
         target = find_checkpoint(self._journal.events, breakpoint_id)
         if target.after is None:
             raise UsageError(f"breakpoint {breakpoint_id} has no snapshot ({target.error}): choose another one")
+        live_path(self._journal.events, target.seq)  # without its conversation the container must not move either
         return target
 
     def _move(
@@ -109,11 +122,12 @@ class Rewinder:
                 memory=memory,
             )
         )
+        reached("restore-intent-line")
         try:
             report = self._apply(staged, verify=verify)
             if not accept_partial:
                 _refuse_broken_promise(staged.snapshot.coverage, report.coverage)
-            self._after_restore()
+            self._bring_up(report)
         except (SnapshotError, HostError) as error:
             self._put_back(intent, error)
             raise RestoreError(
@@ -135,13 +149,19 @@ class Rewinder:
         self._checkpointer.last_snapshot_id = staged.snapshot.snapshot_id
         return report
 
+    def _bring_up(self, report: RestoreReport) -> None:
+        """What belongs to a started container runs, unless the processes themselves came back, it among them."""
+        kinds = {(item.kind, item.state) for item in report.coverage.items}
+        if (StateKind.PROCESS, CoverageState.CAPTURED) not in kinds:
+            self._after_restore()
+
     def _put_back(self, intent: RewindIntentEvent, error: Exception) -> None:
         """The state before the intent is in the container again, and the intent is called off by a note.
 
         Raises: ContainerLost: that failed too; the intent stays, for the next start.
         """
         try:
-            self._apply(self._stage(intent.before), verify="difference")
+            report = self._apply(self._stage(intent.before), verify="difference")
         except (SnapshotError, HostError) as second:
             text = (
                 f"going back to breakpoint {intent.breakpoint_id} failed ({error}), and so did putting the container "
@@ -151,7 +171,7 @@ class Rewinder:
             raise ContainerLost(f"{text}: its checkpoints are unhurt, restore one by hand") from second
         text = f"going back to breakpoint {intent.breakpoint_id} failed and was undone: {error}"
         try:
-            self._after_restore()
+            self._bring_up(report)
         except HostError as late:
             # What is to be put back is the state; a daemon that does not come up must not cost the run as well.
             text += f"; afterwards: {late}"
@@ -160,6 +180,7 @@ class Rewinder:
     def _commit_rewind(self, target: CheckpointEvent, intent: RewindIntentEvent, report: RestoreReport) -> RewindEvent:
         events = self._journal.events
         memory = intent.memory or ""
+        reached("restore-before-commit-line")
         earlier = memories_to_inject(events, live_path(events, target.seq))
         lessons = [Lesson(event.breakpoint_id, event.memory) for event in earlier]
         lessons.append(Lesson(target.breakpoint_id, memory))
@@ -193,6 +214,7 @@ class Rewinder:
                 previous_container=self._previous_container,
                 restore_ms=report.restore_ms,
                 verified=report.verified,
+                container_id=self._checkpointer.container.container_id,
             )
         )
 

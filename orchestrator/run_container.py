@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from orchestrator.launcher import ExecResult
+from orchestrator.launcher import Cut, ExecResult, never
 from snapshot_drivers.base import Target
 
 
@@ -16,6 +16,10 @@ class RunContainer(Protocol):
     @property
     def name(self) -> str:
         """Its name on the engine."""
+
+    @property
+    def container_id(self) -> str:
+        """The engine's id of it."""
 
     @property
     def exec_lock(self) -> AbstractContextManager[object]:
@@ -33,8 +37,12 @@ class RunContainer(Protocol):
         cwd: str | None = None,
         timeout_s: float = 300.0,
         output_limit_bytes: int = 16_000,
+        cut: Cut = never,
     ) -> ExecResult:
-        """A command (a text: for the shell) has ended. Raises: EngineError: never the command's own failure."""
+        """A command (a text: for the shell) has ended, or was ended since ``cut`` gave a reason.
+
+        Raises: EngineError: never the command's own failure.
+        """
 
     def background(
         self,
@@ -48,6 +56,9 @@ class RunContainer(Protocol):
 
     def other_processes(self) -> int:
         """How many processes of the agent or of daemons run. Raises: EngineError."""
+
+    def commands(self) -> list[str]:
+        """Command lines of these processes. Raises: EngineError."""
 
     def remove(self) -> None:
         """All that the engine holds for the run is gone, checkpoints aside. Repeatable. Raises: EngineError."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +62,7 @@ class RunDir:
         from orchestrator.run_record import RunRecord
 
         try:
-            return RunRecord.model_validate_json(self.record_path.read_bytes())
+            return RunRecord.model_validate_json(read_file(self.record_path))
         except FileNotFoundError as error:
             raise LogDamaged(
                 f"run {self.run_id}: {self.record_path} is missing: its launch did not get far enough to be taken up "
@@ -82,8 +84,7 @@ class RunDir:
     def created_at(self) -> str:
         """When the run was made, ISO 8601: from its record, else from its directory."""
         try:
-            with self.record_path.open("rb") as stream:
-                return str(json.load(stream)["created_at"])
+            return str(json.loads(read_file(self.record_path))["created_at"])
         except (OSError, ValueError, KeyError, TypeError):
             modified = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
             return modified.isoformat(timespec="milliseconds")
@@ -115,7 +116,7 @@ class RunDir:
     def is_locked(self) -> bool:
         """Some process, this one included, holds the lock."""
         try:
-            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return False
         try:
@@ -150,7 +151,19 @@ class RunDir:
     def _busy_message(self, descriptor: int) -> str:
         owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         by = f"process {owner}" if owner.isdigit() else "another process"
-        return f"run {self.run_id} is driven by {by}: wait until it ends, or stop it (kill -INT {owner or 'PID'})"
+        return f"run {self.run_id} is busy, {by} has it: wait for it, or end it: orchestrator stop {self.run_id}"
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file; no link is followed and no pipe waited for.
+
+    Raises: OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        return stream.read()
 
 
 def write_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -37,6 +37,7 @@ import re
 import time
 import uuid
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,13 +45,15 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.errors import TaskError
-from orchestrator.events import Message
+from orchestrator.events import Event, Message, ModelCallEvent
 from orchestrator.memory import is_rewind_message
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 PROVIDER = "scripted"
+_RESPONSE_ID = re.compile(r"scripted-\d+-reply-(\d+)")
+"""The id of a response names its reply, so that the log says which of them are used up."""
 
 
 def is_scripted(model_name: str) -> bool:
@@ -154,6 +157,16 @@ class ScriptedModel:
         except (ValidationError, yaml.YAMLError, UnicodeDecodeError) as error:
             raise TaskError(f"model {model_name}: {path} is no list of replies: {error}") from error
 
+    def take_up(self, events: Sequence[Event]) -> None:
+        """Goes on where the run with these events stands: an answer that is not in the log was never given."""
+        responses = [event.response for event in events if isinstance(event, ModelCallEvent)]
+        self._answered = len(responses)
+        for response in responses:
+            found = _RESPONSE_ID.fullmatch(str(response.get("id")))
+            index = int(found[1]) if found else len(self._replies)
+            if index < len(self._replies) and not self._replies[index].repeat:
+                self._used.add(index)
+
     def register(self, litellm: ModuleType) -> dict[str, Any]:
         """The parameters that make ``litellm.completion`` answer from this script, as long as the caller holds it.
 
@@ -176,17 +189,22 @@ class ScriptedModel:
                 model=self.name,
                 llm_provider=PROVIDER,
             )
-        time.sleep(reply.delay_s)
         if reply.fail and self._failures.get(index, 0) < reply.fail.times:
             self._failures[index] = self._failures.get(index, 0) + 1
+            time.sleep(reply.delay_s)
             raise _error(litellm, reply.fail, self.name)
+        # Taken before the pause: the run may drop the request meanwhile, and send another one.
         if not reply.repeat:
             self._used.add(index)
         self._answered += 1
-        return _response(litellm, reply, self._answered, messages, self.name)
+        number = self._answered
+        time.sleep(reply.delay_s)
+        return _response(litellm, reply, index, number, messages, self.name)
 
 
-def _response(litellm: ModuleType, reply: Reply, number: int, messages: list[Message], model_name: str) -> Any:
+def _response(
+    litellm: ModuleType, reply: Reply, index: int, number: int, messages: list[Message], model_name: str
+) -> Any:
     calls = [
         {
             "id": call.call_id or f"call_{number}_{position}",
@@ -210,7 +228,7 @@ def _response(litellm: ModuleType, reply: Reply, number: int, messages: list[Mes
         usage["cost"] = reply.cost
     finish_reason = reply.finish_reason or ("tool_calls" if calls else "stop")
     return litellm.ModelResponse(
-        id=f"scripted-{number}",
+        id=f"scripted-{number}-reply-{index}",
         model=model_name,
         choices=[{"index": 0, "finish_reason": finish_reason, "message": message}],
         usage=usage,

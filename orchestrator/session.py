@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator import __version__
 from orchestrator.agent_messages import first_messages
@@ -21,50 +20,33 @@ from orchestrator.context_log import ContextLog
 from orchestrator.daemons import start_daemons
 from orchestrator.data_dir import DataDir, new_run_id
 from orchestrator.engine import Engine
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import LogDamaged, OrchestratorError
 from orchestrator.events import EndEvent, RunEvent
 from orchestrator.fork import scratch_copy
+from orchestrator.guests import Guests
 from orchestrator.journal import Journal
-from orchestrator.launcher import ExecResult
+from orchestrator.launcher import Cut, ExecResult, never
 from orchestrator.lineage import BreakpointRow, checkpoints
 from orchestrator.observer import Observer
+from orchestrator.reattach import reattach, reattach_to_resume
+from orchestrator.restored import RestoredProcesses, RestoreResult, restored_processes
+from orchestrator.resume_point import last_container_id
 from orchestrator.rewind import Rewinder
 from orchestrator.run_container import RunContainer
 from orchestrator.run_dir import RunDir
 from orchestrator.run_record import RunRecord
 from orchestrator.setup import run_setup
-from orchestrator.task import LoadedTask, load_recorded, recorded_text
+from orchestrator.stored import why_lost
+from orchestrator.task import Limits, LoadedTask, load_recorded, recorded_text
 from orchestrator.tools import schemas
-from snapshot_drivers.base import CaptureOptions, CoverageState, SnapshotDriver, StateKind
-from snapshot_drivers.errors import ContainerNotRunning, SnapshotError
+from snapshot_drivers.base import CaptureOptions, Coverage, SnapshotDriver
+from snapshot_drivers.errors import SnapshotError
 from snapshot_drivers.registry import make_driver
+
+_DAEMONS_SHOW_S = 0.3
 
 CHECK_HELPER = "enter"
 """The static helper for probes, in the data directory's ``bin``."""
-
-
-class RestoredProcesses(BaseModel):
-    """Which processes a restore brought back."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    restored: list[str] = Field(default_factory=list)
-    missing: list[str] = Field(default_factory=list)
-
-
-class RestoreResult(BaseModel):
-    """What ``restore`` answers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run_id: str
-    breakpoint_id: int
-    container: str
-    previous_container: str | None
-    """``None``: it was gone, and has been made again."""
-    restore_ms: float
-    verified: str
-    processes: RestoredProcesses
 
 
 class Session:
@@ -94,9 +76,14 @@ class Session:
         self.driver = driver
         self.observer = observer
         self.journal = Journal(log, observer, loaded.secrets)
+        self.guests = Guests()
+        self.cut: Cut = never
+        """Asked while a command or a check runs: why it has to end now. The driver sets it."""
         snapshots = self.spec.snapshots
         options = CaptureOptions(excluded=snapshots.excluded, volatile=snapshots.volatile)
-        self.checkpointer = Checkpointer(driver, container, self.journal, options, on_failure=snapshots.on_failure)
+        self.checkpointer = Checkpointer(
+            driver, container, self.journal, options, on_failure=snapshots.on_failure, guests=self.guests
+        )
         self.rewinder = Rewinder(
             self.checkpointer,
             after_restore=self.start_daemons,
@@ -163,10 +150,12 @@ class Session:
         environ: Mapping[str, str],
         observer: Observer | None = None,
         recreate: bool = False,
+        resume: bool = False,
     ) -> Session:
         """A run that nobody drives, taken up; a rewind or restore that a crash cut off has been finished.
 
         ``recreate``: a container that is gone is made again, on pristine layers, and one that has stopped is started.
+        ``resume``: for ``resume.take_up``, which does the rest: a container is there, and nothing is finished yet.
 
         Raises: UsageError: no such run. Busy: somebody drives it. LogDamaged. ContainerNotRunning: the container is
             gone. ContainerLost: what was cut off can neither be finished nor undone. SnapshotError, HostError.
@@ -179,7 +168,12 @@ class Session:
             driver = make_driver(record.driver, data_dir.store, loaded.spec.snapshots.options)
             resources.callback(driver.close)
             log = resources.enter_context(ContextLog.open(directory.events_path, run_id, writer=True))
-            container, is_new = _taken_up(engine, record.container, recreate=recreate)
+            if resume:
+                if not log.events and any(not damage.torn for damage in log.damage):
+                    raise LogDamaged(f"{directory.events_path}: no line of it can be read, so the run cannot go on")
+                container, is_new = reattach_to_resume(engine, record.container, log.events)
+            else:
+                container, is_new = reattach(engine, record.container, log.events, recreate=recreate)
             session = cls(
                 loaded,
                 log,
@@ -191,7 +185,8 @@ class Session:
                 container_is_new=is_new,
             )
         try:
-            session.rewinder.finish_unfinished()
+            if not resume:
+                session.rewinder.finish_unfinished()
         except (OrchestratorError, SnapshotError):
             session.close()
             raise
@@ -220,12 +215,24 @@ class Session:
                 tools=schemas(self.spec.strategy),
                 driver=self.driver.name,
                 container=self.container.name,
+                container_id=self.container.container_id,
                 messages=first_messages(self.spec),
             )
         )
+        self.set_up()
+
+    def set_up(self) -> None:
+        """The task's set-up commands have run in a fresh container, and its daemons run.
+
+        Raises: as ``begin``.
+        """
         self.observer.status("setting up the container")
         run_setup(self.spec, self.container, self._env, redacted=self.journal.redacted)
         self.start_daemons()
+
+    def limit(self, limits: Limits) -> None:
+        """The run's limits are these from now on."""
+        self.spec = self.spec.model_copy(update={"limits": limits})
 
     def abandon(self, why: str) -> None:
         """The run has failed before its first step: the log says so, and the container is gone unless it is kept.
@@ -236,8 +243,10 @@ class Session:
         if not self.keep:
             self.remove_container()
 
-    def exec(self, command: str | Sequence[str], *, timeout_s: float | None = None) -> ExecResult:
-        """A command has run in the container as the agent's do (a text: for the shell).
+    def exec(
+        self, command: str | Sequence[str], *, timeout_s: float | None = None, cut: Cut | None = None
+    ) -> ExecResult:
+        """A command has run in the container as the agent's do (a text: for the shell). ``cut``: instead of the run's.
 
         Raises: EngineError.
         """
@@ -248,12 +257,25 @@ class Session:
             cwd=self.spec.workdir,
             timeout_s=timeout_s or self.spec.limits.tool_timeout_s,
             output_limit_bytes=self.spec.limits.tool_output_bytes,
+            cut=cut or self.cut,
         )
+
+    def exec_as_guest(
+        self, command: str | Sequence[str], *, timeout_s: float | None = None, cut: Cut = never
+    ) -> ExecResult:
+        """The operator's command has run beside the agent's; its effects belong to the next snapshot.
+
+        May be called from any thread.
+
+        Raises: EngineError.
+        """
+        with self.guests.visit():
+            return self.exec(command, timeout_s=timeout_s, cut=cut)
 
     def submit(self) -> Submission:
         """The checklist has been run on the container as it is.
 
-        Raises: EngineError, HostError.
+        Raises: EngineError, HostError. CutShort: the run has to end now.
         """
         self.observer.status("running the checklist")
         return self._check(self)
@@ -278,19 +300,18 @@ class Session:
         Raises: UsageError, RestoreRefused, SnapshotError, HostError: as ``Rewinder.restore``.
         """
         self.observer.status(f"restoring breakpoint {breakpoint_id}")
+        previous_id = last_container_id(self.log.events)
         done = self.rewinder.restore(breakpoint_id, verify=verify, accept_partial=accept_partial)
-        processes = [item for item in self._row_of(breakpoint_id).coverage.items if item.kind is StateKind.PROCESS]
         return RestoreResult(
             run_id=self.run_id,
             breakpoint_id=breakpoint_id,
             container=done.container,
             previous_container=done.previous_container,
+            container_id=self.container.container_id,
+            previous_container_id=previous_id,
             restore_ms=done.restore_ms,
             verified=done.verified,
-            processes=RestoredProcesses(
-                restored=[item.path for item in processes if item.state is CoverageState.CAPTURED],
-                missing=[item.path for item in processes if item.state is CoverageState.MISSING],
-            ),
+            processes=self._restored_processes(self._row_of(breakpoint_id).coverage),
         )
 
     def remove_container(self) -> None:
@@ -300,6 +321,19 @@ class Session:
         """
         self.observer.status("removing the container")
         self.container.remove()
+
+    def is_stored(self, snapshot_id: str) -> bool:
+        """The snapshot still exists."""
+        return why_lost(self.driver, snapshot_id) is None
+
+    def _restored_processes(self, coverage: Coverage) -> RestoredProcesses:
+        """Those of ``coverage``, told apart; a daemon that was just started may need a moment to show what it is."""
+        deadline = time.monotonic() + (_DAEMONS_SHOW_S if self.spec.daemons else 0.0)
+        while True:
+            found = restored_processes(coverage, self.container.commands())
+            if not found.missing or time.monotonic() >= deadline:
+                return found
+            time.sleep(0.05)
 
     def _row_of(self, breakpoint_id: int) -> BreakpointRow:
         return next(row for row in checkpoints(self.log.events) if row.breakpoint_id == breakpoint_id)
@@ -327,24 +361,12 @@ def _record(directory: RunDir, loaded: LoadedTask, config: ContainerConfig) -> R
     )
 
 
-def _taken_up(engine: Engine, config: ContainerConfig, *, recreate: bool) -> tuple[Container, bool]:
-    """The run's container, and whether it is a new one."""
-    try:
-        container = Container.attach(engine, config)
-    except ContainerNotRunning:
-        if not recreate:
-            raise
-        return Container.recreate(engine, config), True
-    if recreate and not container.running():
-        container.start()
-    return container, False
-
-
 def _checklist(container: Container, helper: Path) -> Callable[[Session], Submission]:
     """Runs the task's criteria on that container, or on copies of it."""
 
     def check(session: Session) -> Submission:
-        scratch = Scratch(lambda network: scratch_copy(session.checkpointer, container, network))
-        return run_checklist(session.spec.checklist, probe=Probe(container, helper).run, scratch=scratch.run)
+        scratch = Scratch(lambda network: scratch_copy(session.checkpointer, container, network), session.cut)
+        probe = Probe(container, helper, session.cut)
+        return run_checklist(session.spec.checklist, probe=probe.run, scratch=scratch.run, cut=session.cut)
 
     return check

@@ -16,9 +16,11 @@ from pydantic_core import ErrorDetails
 from orchestrator.errors import Refused, TaskError
 from orchestrator.policy import (
     CREDENTIAL_PARAMETERS,
+    OWN_PARAMETERS,
     TRUSTED_CAPABILITIES,
     TRUSTED_SECURITY_OPTIONS,
     Problem,
+    api_base_problem,
     bind_problem,
     destination_problem,
     overlap_problems,
@@ -142,6 +144,8 @@ def load_recorded(path: Path, *, source_dir: Path, environ: Mapping[str, str]) -
 
     Raises: TaskError: the file is gone or damaged.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise TaskError(f"{path}: is no regular file: put a copy of the run's task there")
     file = read_task_file(path)
     spec = _validated(file, file.data)
     secrets: dict[str, str] = {}
@@ -214,6 +218,8 @@ def _problems(spec: TaskSpec) -> list[Problem]:
             if key.lower() in CREDENTIAL_PARAMETERS:
                 advice = "parameters are logged: put keys into the environment of this command instead"
                 found.append(Problem(("model", "extra", key), advice))
+            elif key.lower() in OWN_PARAMETERS:
+                found.append(Problem(("model", "extra", key), OWN_PARAMETERS[key.lower()]))
     for name, variable in spec.env.items():
         if variable.value is not None and variable.from_env is not None:
             found.append(Problem(("env", name), "give value or from_env, not both"))
@@ -253,6 +259,8 @@ def _refusals(spec: TaskSpec, protected: tuple[Path, ...]) -> list[Problem]:
     for index, option in enumerate(spec.security_options):
         if option in TRUSTED_SECURITY_OPTIONS:
             found.append(Problem(("security_options", index), f"{option} switches a filter of the engine off"))
+    if spec.model is not None and spec.model.api_base and (message := api_base_problem(spec.model.api_base)):
+        found.append(Problem(("model", "api_base"), message))
     for index, bind in enumerate(spec.binds):
         if message := bind_problem(Path(bind.source), protected):
             found.append(Problem(("binds", index, "source"), message))

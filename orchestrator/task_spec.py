@@ -26,6 +26,7 @@ from pydantic import (
 from orchestrator.policy import (
     HARMLESS_SECURITY_OPTIONS,
     TRUSTED_SECURITY_OPTIONS,
+    api_address,
     container_path,
     normalise_capability,
 )
@@ -143,8 +144,16 @@ class ModelSpec(_Part):
     """Such as ``anthropic/claude-sonnet-4-5`` or ``scripted/replies.yaml``."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0
     """``null``: not sent, for models that refuse it."""
+    api_base: Annotated[str, AfterValidator(api_address)] | None = None
+    """Address of the API instead of the provider's own (OpenAI's form: with ``/v1``). It is sent the operator's key, so
+    an address beyond this host needs ``--trust-task``; the provider's variable (``OPENAI_BASE_URL``) does not."""
+    stream: bool = False
+    """Let the answer come in parts. Plain answers always state their tokens, which a cost limit needs; streams survive
+    proxies that cut silent connections. OpenAI's streams count only with ``extra: {stream_options: …}``."""
     timeout_s: Seconds = 600.0
-    """For one request."""
+    """For one request, from its sending to the answer's end."""
+    stall_timeout_s: Seconds = 120.0
+    """For a silence within a stream."""
     retries: Annotated[int, Field(ge=0, le=50)] = 4
     """Further tries after rate limits, time-outs and dropped connections."""
     extra: dict[str, Any] = Field(default_factory=dict)

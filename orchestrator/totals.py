@@ -14,7 +14,10 @@ from orchestrator.events import (
     EngineErrorEvent,
     Event,
     ModelCallEvent,
+    ModelFailureEvent,
+    ModelStartEvent,
     Progress,
+    ResumeEvent,
     RewindEvent,
     SubmissionEvent,
     ToolCallEvent,
@@ -43,10 +46,12 @@ class Totals(BaseModel):
     """Consecutive last submissions that failed at the same first criterion."""
     progress: Progress | None = None
     """Of the last submission."""
+    requests_lost: int = 0
+    """Requests that were sent by a process which ended before the answer came: what they cost is not known."""
     checkpoints: int = 0
     rewinds: int = 0
     duration_s: float = 0.0
-    """Time in which the run was driven: stretches after an ``end`` until it was taken up again do not count."""
+    """Time in which the run was driven: stretches after an ``end`` or before a ``resume`` do not count."""
 
 
 def totals(events: Sequence[Event]) -> Totals:
@@ -65,10 +70,36 @@ def totals(events: Sequence[Event]) -> Totals:
         submissions=len(submissions),
         stuck_count=_stuck_count(submissions),
         progress=submissions[-1].progress if submissions else None,
+        requests_lost=sum(lost for lost, _ in _lost_requests(events)),
         checkpoints=sum(isinstance(event, CheckpointEvent) for event in events),
         rewinds=sum(isinstance(event, RewindEvent) for event in events),
         duration_s=_driven_s(events),
     )
+
+
+def requests_lost_now(events: Sequence[Event]) -> int:
+    """How many requests for the answer that is awaited now were lost with the processes that sent them."""
+    return sum(lost for lost, answered in _lost_requests(events) if not answered)
+
+
+def _lost_requests(events: Sequence[Event]) -> list[tuple[int, bool]]:
+    """For each answer or failure, the requests lost on the way to it; at the end those of the answer still awaited."""
+    found: list[tuple[int, bool]] = []
+    under_way, lost = False, 0
+    for event in events:
+        if isinstance(event, ModelStartEvent):
+            under_way = True
+        elif isinstance(event, ModelCallEvent | ModelFailureEvent):
+            found.append((lost, True))
+            under_way, lost = False, 0
+        elif isinstance(event, ResumeEvent):
+            lost += under_way
+            under_way = False
+        elif (isinstance(event, EngineErrorEvent) and event.cost_usd is not None) or (
+            isinstance(event, EndEvent) and event.reason == "model_error"
+        ):
+            under_way = False  # it was answered, for all that came of it
+    return [*found, (lost, False)]
 
 
 def _known_sum(values: list[int | None]) -> int | None:
@@ -88,7 +119,7 @@ def _stuck_count(submissions: list[SubmissionEvent]) -> int:
 def _driven_s(events: Sequence[Event]) -> float:
     total = 0.0
     for before, after in itertools.pairwise(events):
-        if not isinstance(before, EndEvent):
+        if not isinstance(before, EndEvent) and not isinstance(after, ResumeEvent):
             gap = datetime.fromisoformat(after.at) - datetime.fromisoformat(before.at)
             total += max(0.0, gap.total_seconds())
     return round(total, 3)

@@ -5,6 +5,7 @@ Nothing is touched that does not carry the labels of the same run and the same d
 
 from __future__ import annotations
 
+import glob
 import io
 import posixpath
 import tarfile
@@ -18,6 +19,7 @@ from orchestrator.container_request import holder_request, workload_request
 from orchestrator.engine import Engine
 from orchestrator.errors import HostError
 from snapshot_drivers.cgroups import hierarchies
+from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import EngineError
 
 _HELPER_NAMES: Final = ("launch",)
@@ -45,6 +47,7 @@ def make(engine: Engine, config: ContainerConfig) -> str:
         holder_id = engine.create(config.holder_name, holder_request(config))
         engine.start(holder_id)
         container_id = engine.create(config.name, workload_request(config, holder_id))
+        reached("container-made")
         _make_directory(engine, container_id, config.workdir)
         engine.start(container_id)
     except BaseException:
@@ -72,9 +75,35 @@ def remove_containers(engine: Engine, config: ContainerConfig) -> None:
         found = engine.find(name)
         if found is not None and _is_ours(found["Config"], config):
             engine.remove(found["Id"])
+    remove_cgroups(config.cgroup_parent)
+
+
+def remove_cgroups(parent: str) -> None:
+    """The cgroups of that name, as given to the engine, are gone where nothing runs in them. Repeatable."""
     for hierarchy in hierarchies():
         with suppress(OSError):  # busy, or not there
-            hierarchy.directory(config.cgroup_parent).rmdir()
+            hierarchy.directory(parent).rmdir()
+
+
+def remove_copies(engine: Engine, config: ContainerConfig) -> None:
+    """The throw-away copies that a dead process left are gone, with their volumes and cgroups. Repeatable.
+
+    Raises: EngineError.
+    """
+    data_dir, beginning = Path(config.data_dir), f"{config.name}."
+    for container in engine.list_ours(run_id=config.run_id, data_dir=data_dir):
+        if container.name.startswith(beginning):
+            engine.remove(container.container_id)
+    for volume in engine.list_our_volumes(run_id=config.run_id, data_dir=data_dir):
+        if volume.startswith(beginning):
+            engine.remove_volume(volume)
+    parent = config.cgroup_parent.removesuffix(".slice")
+    for hierarchy in hierarchies():
+        directory = hierarchy.directory(config.cgroup_parent)
+        for copy in directory.parent.glob(f"{glob.escape(Path(parent).name)}.*"):
+            if copy != directory and copy.is_dir():
+                with suppress(OSError):
+                    copy.rmdir()
 
 
 def remove_volumes(engine: Engine, config: ContainerConfig) -> None:

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -251,6 +251,13 @@ class SnapshotDriver(Protocol):
         """Content of a regular file in the snapshot, in pieces; ``None`` where the snapshot holds no such file.
 
         Raises: UnknownSnapshot, StoreDamaged.
+        """
+
+    def verify(self, snapshot_ids: Iterable[str], *, content: bool = False) -> dict[str, list[str]]:
+        """What is wrong with each of these snapshots, by its id; an empty list: it is whole.
+
+        Whole: its manifest can be read, and everything that it names is there. ``content``: and is what was stored,
+        every byte of it. What snapshots share is looked at once in one call. Nothing is changed, and nothing raises.
         """
 
     def forget(self, snapshot_id: str) -> None:

@@ -24,11 +24,11 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
 _STRICT: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV
-_UPWARD: Final = _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOATIME | os.O_CLOEXEC
 _KEPT_DESCRIPTORS: Final = 64
+_STRIDE: Final = 256
 
 
 class _OpenHow(ctypes.Structure):
@@ -66,7 +66,7 @@ def open_directory(directory_fd: int, name: bytes) -> int:
 def open_below(top: Path, path: Path) -> int:
     """Descriptor of the directory ``path``, which must lie below the trusted directory ``top``."""
     relative = os.path.relpath(path, top)
-    if relative.startswith(("..", "/")):
+    if relative == ".." or relative.startswith("../"):
         raise OSError(18, "does not lie below the engine's data root", str(path))
     descriptor = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -90,6 +90,23 @@ def open_regular(looked_fd: int) -> int:
     if not stat.S_ISREG(os.fstat(looked_fd).st_mode):
         raise OSError(22, "not a regular file")
     return os.open(f"/proc/self/fd/{looked_fd}", _READ)
+
+
+def read(file: int, size: int, position: int) -> bytes:
+    """``size`` bytes from a position, fewer only where the file ends: one call may answer less than there is."""
+    data = os.pread(file, size, position)
+    while 0 < len(data) < size and (more := os.pread(file, size - len(data), position + len(data))):
+        data += more
+    return data
+
+
+def write(file: int, data: bytes | memoryview, position: int) -> None:
+    """All of ``data`` stands at a position: one call may write less than it was given."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, position)
+        view = view[written:]
+        position += written
 
 
 class TooManyEntries(Exception):
@@ -137,24 +154,22 @@ def closing(descriptor: int) -> Iterator[int]:
 class Descent:
     """A position in a tree that moves one component at a time, at any depth, with a bounded number of descriptors.
 
-    Going up past the kept descriptors uses ``..`` and is accepted only if the directory reached is the one that was
-    left (device and inode), so a directory that somebody moves meanwhile is an error and never another directory.
+    The last ``_KEPT_DESCRIPTORS`` stay open, and one level in ``_STRIDE`` of those above. Going up past the kept ones
+    walks down again from the nearest, and accepts only the directories that were left (device and inode), so one that
+    somebody moves meanwhile is an error and never another directory. Not by ``..``: below a mount of a part of a file
+    system each such step costs the kernel the whole depth.
     """
 
     def __init__(self, root_fd: int) -> None:
         """Stands at ``root_fd``, which stays the caller's."""
         self._root_fd = root_fd
         self._below: list[int | None] = []
-        self._identity: list[tuple[int, int]] = [_identity(root_fd)]
+        self._names: list[tuple[bytes, tuple[int, int]]] = []
 
     @property
     def fd(self) -> int:
         """Descriptor of the present directory; valid until the next move."""
-        if not self._below:
-            return self._root_fd
-        descriptor = self._below[-1]
-        assert descriptor is not None
-        return descriptor
+        return self._descriptor(len(self._below) - 1)
 
     @property
     def depth(self) -> int:
@@ -163,31 +178,45 @@ class Descent:
 
     def down(self, name: bytes) -> None:
         """Enter the directory ``name``."""
-        self.enter(open_directory(self.fd, name))
-
-    def enter(self, descriptor: int) -> None:
-        """Enter a directory that the caller opened right below the present one; it is ours from now on."""
+        descriptor = open_directory(self.fd, name)
         self._below.append(descriptor)
-        self._identity.append(_identity(descriptor))
-        behind = len(self._below) - 1 - _KEPT_DESCRIPTORS
-        if behind >= 0 and (old := self._below[behind]) is not None:
-            os.close(old)
-            self._below[behind] = None
+        self._names.append((name, _identity(descriptor)))
+        self._let_go(self.depth - 1 - _KEPT_DESCRIPTORS)
 
     def up(self) -> None:
         """Return to the parent directory."""
         child = self._below.pop()
         assert child is not None
-        self._identity.pop()
-        try:
-            if self._below and self._below[-1] is None:
-                parent = _openat2(child, b"..", _DIRECTORY, _UPWARD)
-                if _identity(parent) != self._identity[-1]:
-                    os.close(parent)
-                    raise OSError(116, "a directory was moved while its tree was walked")
-                self._below[-1] = parent
-        finally:
-            os.close(child)
+        os.close(child)
+        self._names.pop()
+        if self._below and self._below[-1] is None:
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """Open the present directory again, and those above it that are kept."""
+        last = self.depth - 1
+        level = next((index for index in range(last, -1, -1) if self._below[index] is not None), -1)
+        while level < last:
+            name, identity = self._names[level + 1]
+            try:
+                found = open_directory(self._descriptor(level), name)
+            except OSError as error:
+                raise OSError(116, f"a directory was moved while its tree was walked: {error.strerror}") from error
+            level += 1
+            self._below[level] = found
+            if _identity(found) != identity:
+                raise OSError(116, "a directory was moved while its tree was walked")
+            self._let_go(level - _KEPT_DESCRIPTORS)
+
+    def _descriptor(self, level: int) -> int:
+        descriptor = self._below[level] if level >= 0 else self._root_fd
+        assert descriptor is not None
+        return descriptor
+
+    def _let_go(self, level: int) -> None:
+        if level > 0 and level % _STRIDE and (old := self._below[level]) is not None:
+            os.close(old)
+            self._below[level] = None
 
     def close(self) -> None:
         """Give back all descriptors but the root's. Repeatable."""

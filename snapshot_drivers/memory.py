@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -128,8 +128,7 @@ class MemoryDriver:
     def stage(self, target: Target, snapshot_id: str, options: CaptureOptions) -> MemoryStaged:
         """See ``SnapshotDriver.stage``."""
         held = self._find(snapshot_id)
-        if _digest(held.trees, held.etc_files) != held.snapshot.root_digest:
-            raise StoreDamaged(f"snapshot {snapshot_id} is not what it was: its content was changed in memory")
+        _check_content(held)
         if held.layer_ids != target.layer_ids:
             raise RestoreRefused(
                 f"snapshot {snapshot_id} was taken on other image layers: restore it onto its own image"
@@ -165,12 +164,23 @@ class MemoryDriver:
             entry = entry.children.get(os.fsencode(part)) if entry else None
         return iter([entry.data()]) if entry and entry.is_regular else None
 
+    def verify(self, snapshot_ids: Iterable[str], *, content: bool = False) -> dict[str, list[str]]:  # noqa: ARG002
+        """See ``SnapshotDriver.verify``; always looks at all content."""
+        return {snapshot_id: self._problems(snapshot_id) for snapshot_id in snapshot_ids}
+
     def forget(self, snapshot_id: str) -> None:
         """See ``SnapshotDriver.forget``."""
         self._store.snapshots.pop(snapshot_id, None)
 
     def close(self) -> None:
         """Nothing is held beside the snapshots."""
+
+    def _problems(self, snapshot_id: str) -> list[str]:
+        try:
+            _check_content(self._find(snapshot_id))
+        except (UnknownSnapshot, StoreDamaged) as error:
+            return [str(error)]
+        return []
 
     def _find(self, snapshot_id: str) -> Held:
         if snapshot_id not in self._store.snapshots:
@@ -224,6 +234,12 @@ class MemoryStaged:
         etc_files = self._held.etc_files
         if _digest(trees, etc_files) != self.snapshot.root_digest:
             raise RestoreError(f"the container is not what snapshot {self.snapshot.snapshot_id} says: restore it again")
+
+
+def _check_content(held: Held) -> None:
+    if _digest(held.trees, held.etc_files) != held.snapshot.root_digest:
+        name = held.snapshot.snapshot_id
+        raise StoreDamaged(f"snapshot {name} is not what it was: its content was changed in memory")
 
 
 def _directories(target: Target) -> dict[str, Path]:

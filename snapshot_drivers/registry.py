@@ -17,6 +17,7 @@ ENTRY_POINT_GROUP = "orchestrator.snapshot_drivers"
 
 _BUILT_IN = {
     "overlay": "snapshot_drivers.overlay.driver:OverlayDriver",
+    "criu": "snapshot_drivers.criu.driver:CriuDriver",
     "memory": "snapshot_drivers.memory:MemoryDriver",
 }
 
@@ -56,6 +57,10 @@ def make_driver(name: str, store: Path, options: Mapping[str, Any] | None = None
         raise UnsupportedHost(f"driver {name} ({drivers[name].path}) cannot be loaded: {error}") from error
     try:
         driver: SnapshotDriver = factory(store, **(options or {}))
+    except OSError as error:
+        raise UnsupportedHost(
+            f"driver {name} cannot use the store {store}: {error.strerror}: see to the disk"
+        ) from error
     except TypeError as error:
         raise UnsupportedHost(f"driver {name} does not take the options {sorted(options or {})}: {error}") from error
     return driver

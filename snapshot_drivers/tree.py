@@ -11,8 +11,8 @@ id, derived from the path of the group's first member.
 Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``; payload by type: directory
 ``[leaf digests]`` · regular ``[size, segments]`` · symlink ``target`` · device ``rdev`` · else ``None``; a segment is
 ``[offset, length, digest]`` and what no segment covers is a hole. ``segments`` of more than ``_INLINE_SEGMENTS`` are
-stored apart and replaced by their digest. A regular file that could not be read has the payload ``False``: it is
-named in the coverage and a restore leaves what stands there.
+stored apart and replaced by their digest. An entry that could not be read has the payload ``False``: it is named in
+the coverage and a restore leaves what stands there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Node:
         "name",
         "rdev",
         "segments",
+        "shared",
         "size",
+        "stays",
         "target",
         "uid",
         "unreadable",
@@ -79,6 +81,10 @@ class Node:
         self.target = b""
         self.segments: tuple[Segment, ...] = ()
         self.unreadable = False
+        self.shared = False
+        """The file has a name that no walk meets, too: not even its attributes may be changed in place."""
+        self.stays = False
+        """Something that no walk enters, by the task's wish, stands below this directory: it must not be removed."""
         self.children: dict[bytes, Node] | None = None
         self.digests: tuple[bytes, ...] | None = None
         """Leaf digests of a directory, once encoded."""
@@ -110,6 +116,16 @@ class Node:
         return kind, self.size, self.segments, self.target, self.rdev, self.link, self.unreadable
 
 
+def pack(value: Any) -> bytes:
+    """The stored form of plain data; text that is no UTF-8 (names of attributes) comes back as it was."""
+    return bytes(msgpack.packb(value, unicode_errors="surrogateescape"))
+
+
+def unpack(data: bytes) -> Any:
+    """The reverse of ``pack``."""
+    return msgpack.unpackb(data, unicode_errors="surrogateescape")
+
+
 def digest_of(data: bytes) -> bytes:
     """BLAKE3, 32 bytes."""
     return blake3(data).digest()
@@ -126,15 +142,15 @@ ROOT_KEY: Final = bytes(16)
 def encode_entry(node: Node, put: Put) -> list[Any]:
     """The stored form of one entry; a directory must have been encoded before."""
     payload: Any = None
-    if node.is_directory:
+    if node.unreadable:
+        payload = False
+    elif node.is_directory:
         assert node.digests is not None
         payload = list(node.digests)
-    elif node.unreadable:
-        payload = False
     elif node.is_regular:
         segments: Any = [list(segment) for segment in node.segments]
         if len(segments) > _INLINE_SEGMENTS:
-            segments = put(msgpack.packb(segments))
+            segments = put(pack(segments))
         payload = [node.size, segments]
     elif stat.S_ISLNK(node.mode):
         payload = node.target
@@ -150,14 +166,14 @@ def decode_entry(stored: list[Any], get: Get) -> Node:
     node = Node(name, mode, uid, gid, mtime_ns)
     node.xattrs = tuple((key, value) for key, value in xattrs or ())
     node.link = link
-    if node.is_directory:
-        node.digests = tuple(payload)
-    elif payload is False:
+    if payload is False:
         node.unreadable = True
+    elif node.is_directory:
+        node.digests = tuple(payload)
     elif node.is_regular:
         node.size, segments = payload
         if isinstance(segments, bytes):
-            segments = msgpack.unpackb(get(segments))
+            segments = unpack(get(segments))
         node.segments = tuple(Segment(*segment) for segment in segments)
     elif stat.S_ISLNK(mode):
         node.target = payload
@@ -173,21 +189,21 @@ def encode_directory(children: Iterable[Node], put: Put) -> tuple[bytes, ...]:
     for node in children:
         leaf.append(encode_entry(node, put))
         if len(leaf) >= _LEAF_MOST or blake3(node.name).digest(1)[0] & _LEAF_MASK == 0:
-            digests.append(put(msgpack.packb(leaf)))
+            digests.append(put(pack(leaf)))
             leaf = []
     if leaf:
-        digests.append(put(msgpack.packb(leaf)))
+        digests.append(put(pack(leaf)))
     return tuple(digests)
 
 
 def encode_root(root: Node, put: Put) -> bytes:
     """Store the root's own entry; its digest stands for the whole tree."""
-    return put(msgpack.packb(encode_entry(root, put)))
+    return put(pack(encode_entry(root, put)))
 
 
 def decode_root(digest: bytes, get: Get) -> Node:
     """The root of a stored tree."""
-    return decode_entry(msgpack.unpackb(get(digest)), get)
+    return decode_entry(unpack(get(digest)), get)
 
 
 def children_of(node: Node, get: Get) -> dict[bytes, Node]:
@@ -196,7 +212,7 @@ def children_of(node: Node, get: Get) -> dict[bytes, Node]:
         return node.children
     found: dict[bytes, Node] = {}
     for digest in node.digests or ():
-        for stored in msgpack.unpackb(get(digest)):
+        for stored in unpack(get(digest)):
             child = decode_entry(stored, get)
             found[child.name] = child
     return found

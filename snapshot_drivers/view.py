@@ -16,7 +16,7 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,14 @@ from typing import Final
 from snapshot_drivers import cgroups
 from snapshot_drivers.base import Target
 from snapshot_drivers.cgroups import Hierarchy
+from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import ContainerNotRunning, EngineError, UnsupportedHost
 from snapshot_drivers.namespaces import ContainerProcess, sealed_file, start
 
 SCRIPT_BYTES: Final = 128 * 1024 - 1
 """The longest script: the kernel's limit on one argument (MAX_ARG_STRLEN), less its end."""
 _GRACE_S: Final = 15.0
+_LOOK_S: Final = 0.1
 _CHUNK: Final = 64 * 1024
 _STATUS_BYTES: Final = 4096
 _JOINED: Final = frozenset({"devices", "pids", "memory", "cpu", "cpuacct", "cpuset", "blkio", "hugetlb"})
@@ -59,8 +61,11 @@ def run_in_view(
     helper: Path | None = None,
     timeout_s: float = 60.0,
     output_limit_bytes: int = 64 * 1024,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """``sh -c script`` has run on the image's ``layers`` (topmost first) and everything that it started is gone.
+
+    ``give_up`` is asked ten times a second; once it holds, the script is ended as at its time limit.
 
     Raises: ContainerNotRunning, UnsupportedHost, EngineError: our machinery failed, which says nothing of the script.
         ValueError: the script cannot be an argument (too long, or NUL in it).
@@ -88,9 +93,10 @@ def run_in_view(
                     stderr=subprocess.STDOUT,
                 )
             )
+        reached("in-check")
         reader = _Reader(child, status, output_limit_bytes)
-        reader.read(time.monotonic() + timeout_s + _GRACE_S)
-        code, timed_out = _verdict(reader.status.decode(errors="replace").strip())
+        given_up = not reader.read(time.monotonic() + timeout_s + _GRACE_S, give_up)
+        code, timed_out = (None, True) if given_up else _verdict(reader.status.decode(errors="replace").strip())
     return Outcome(code, bytes(reader.output), reader.dropped_bytes, timed_out, (time.monotonic() - began) * 1e3)
 
 
@@ -151,8 +157,8 @@ class _Reader:
     def _take_status(self, data: bytes) -> None:
         self.status += data[: _STATUS_BYTES - len(self.status)]
 
-    def read(self, until: float) -> None:
-        """Both ends are closed.
+    def read(self, until: float, give_up: Callable[[], bool]) -> bool:
+        """Both ends are closed; false: before that, ``give_up`` held.
 
         Raises: EngineError: not by ``until`` (monotonic); processes of the check hang in the kernel.
         """
@@ -160,8 +166,10 @@ class _Reader:
             for descriptor in self._ends:
                 selector.register(descriptor, selectors.EVENT_READ)
             while selector.get_map():
-                ready = selector.select(max(0.0, until - time.monotonic()))
-                if not ready:
+                ready = selector.select(max(0.0, min(_LOOK_S, until - time.monotonic())))
+                if give_up():
+                    return False
+                if not ready and time.monotonic() >= until:
                     raise EngineError("a check's processes did not end at its time limit; the host hangs on some file")
                 for key, _ in ready:
                     data = os.read(key.fd, _CHUNK)
@@ -169,3 +177,4 @@ class _Reader:
                         self._ends[key.fd](data)
                     else:
                         selector.unregister(key.fd)
+        return True

@@ -21,6 +21,12 @@ def print_json(data: object) -> None:
     sys.stdout.flush()
 
 
+def print_json_line(data: object) -> None:
+    """Like ``print_json``, on one line of several."""
+    sys.stdout.write(json.dumps(_plain(data), ensure_ascii=True) + "\n")
+    sys.stdout.flush()
+
+
 def _plain(data: object) -> object:
     # From Python values, since pydantic's own JSON refuses lone surrogates.
     if isinstance(data, BaseModel):

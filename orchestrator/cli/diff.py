@@ -85,12 +85,9 @@ def _snapshot(view: RunView, side: str) -> str | None:
 
 
 def _driver(place: DataDir, view: RunView) -> SnapshotDriver:
-    from orchestrator.task import load_recorded
-    from snapshot_drivers.registry import make_driver
+    from orchestrator.stored import driver_of
 
-    record = view.run.read_record()
-    spec = load_recorded(view.run.task_path, source_dir=view.run.path, environ={}).spec
-    return make_driver(record.driver, place.store, spec.snapshots.options)
+    return driver_of(view.run, view.events, place.store)
 
 
 def _compare(driver: SnapshotDriver, older: str | None, newer: str, content: bool) -> Iterator[FileDiff]:

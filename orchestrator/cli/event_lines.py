@@ -11,13 +11,17 @@ from orchestrator.events import (
     EngineErrorEvent,
     Event,
     ModelCallEvent,
+    ModelFailureEvent,
+    ModelStartEvent,
     NoteEvent,
     RestoreEvent,
+    ResumeEvent,
     RewindEvent,
     RewindIntentEvent,
     RunEvent,
     SubmissionEvent,
     ToolCallEvent,
+    ToolStartEvent,
 )
 
 WIDTH = 100
@@ -58,6 +62,14 @@ def _other(event: Event, width: int) -> EventLine:
         return EventLine("run", one_line(f"{event.run_id} in {event.container}, driver {event.driver}", width), "bold")
     if isinstance(event, RewindIntentEvent):
         return EventLine("intent", f"going back to breakpoint {event.breakpoint_id}", "dim")
+    if isinstance(event, ModelStartEvent):
+        return EventLine("asking", "a request is sent", "dim")
+    if isinstance(event, ToolStartEvent):
+        return EventLine("running", one_line(event.name, width), "dim")
+    if isinstance(event, ResumeEvent):
+        return EventLine("resume", one_line(_resume(event), width), "magenta")
+    if isinstance(event, ModelFailureEvent):
+        return EventLine("model", one_line(event.text, width), "red")
     if isinstance(event, EngineErrorEvent):
         return EventLine("engine", one_line(event.text, width), "red")
     if isinstance(event, EndEvent):
@@ -66,6 +78,13 @@ def _other(event: Event, width: int) -> EventLine:
         return EventLine("end", f"{event.status}{reason}{text}", "green" if event.status == "succeeded" else "yellow")
     assert isinstance(event, NoteEvent)
     return EventLine("note", one_line(event.text, width), "yellow")
+
+
+def _resume(event: ResumeEvent) -> str:
+    old, new = (event.previous_container_id or "")[:12], event.container_id[:12]
+    where = f"in container {new}" if old in ("", new) else f"container {old} → {new}"
+    raised = ", ".join(f"{name} {value:g}" for name, value in event.limits.items())
+    return f"the run goes on, {where}" + (f"; limits raised: {raised}" if raised else "")
 
 
 def _model_call(event: ModelCallEvent, width: int) -> str:
@@ -84,7 +103,9 @@ def _model_call(event: ModelCallEvent, width: int) -> str:
 
 
 def _tool_call(event: ToolCallEvent, width: int) -> str:
-    if event.error is not None:
+    if event.error in ("stopped", "limit_time"):
+        ended = f"cut short: {event.error}"
+    elif event.error is not None:
         ended = f"not run: {one_line(event.error, width)}"
     elif event.timed_out:
         ended = "timed out"
@@ -94,7 +115,8 @@ def _tool_call(event: ToolCallEvent, width: int) -> str:
         ended = "done"
     changed = f", {event.files_changed_count} files changed" if event.files_changed_count else ""
     name, arguments = one_line(event.name, 40), one_line(event.arguments, width)
-    return f"{name} {arguments}  [{ended}, {event.duration_ms:.0f} ms{changed}]"
+    tries = f", try {event.attempt}" if event.attempt > 1 else ""
+    return f"{name} {arguments}  [{ended}, {event.duration_ms:.0f} ms{changed}{tries}]"
 
 
 def _checkpoint(event: CheckpointEvent, width: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.runner import RunResult
     from orchestrator.task import LoadedTask
 
-_EXIT_CODES = {"succeeded": 0, "running": 0, "interrupted": INTERRUPTED}
+EXIT_CODES = {"succeeded": 0, "running": 0, "interrupted": INTERRUPTED}
 
 
 def validate(task: TaskPath, trust_task: TrustTask = False, json: Json = False, data_dir: DataDirPath = None) -> None:
@@ -43,6 +43,7 @@ def launch(
 ) -> None:
     """Run a task: an agent in a container, with a breakpoint before each model request."""
     from orchestrator.cli.live import progress
+    from orchestrator.control import listening
     from orchestrator.model import Model
     from orchestrator.runner import hold, run
     from orchestrator.session import Session
@@ -51,23 +52,26 @@ def launch(
     spec = loaded.spec
     place = data_dir_of(data_dir).open()
     place.install_helpers()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     engine = connect()
+    # Before the run begins: its script may be missing, and the import of LiteLLM is none of the run's time.
+    asked = None if spec.model is None or spec.agent.kind == "manual" else Model(spec.model, loaded.source_dir)
     with (
         progress(as_json=json, criteria=len(spec.checklist), step_limit=spec.limits.steps) as observer,
         Session.create(
             loaded, place, engine, run_id=run_id, driver=driver, keep=keep or None, observer=observer
         ) as session,
     ):
-        if spec.model is None or spec.agent.kind == "manual":
+        if asked is None:
             result = hold(session)
         else:
-            result = run(session, Model(spec.model, loaded.source_dir), observer)
+            with listening(session) as desk:
+                result = run(session, asked, observer, desk)
     if json:
         print_json(result)
     else:
-        _show(result)
-    raise typer.Exit(_EXIT_CODES.get(result.status, 1))
+        show(result)
+    raise typer.Exit(EXIT_CODES.get(result.status, 1))
 
 
 def _load(task: Path, trust_task: bool, model: str | None, given: Path | None) -> LoadedTask:
@@ -76,12 +80,13 @@ def _load(task: Path, trust_task: bool, model: str | None, given: Path | None) -
     return load_task(task, environ=os.environ, trust=trust_task, model=model, protected=[data_dir_of(given).root])
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
     """A request to terminate ends the run as Ctrl-C does: interrupted, the container stays."""
     raise KeyboardInterrupt
 
 
-def _show(result: RunResult) -> None:
+def show(result: RunResult) -> None:
+    """The result for a person."""
     reason = f" ({result.reason})" if result.reason else ""
     cost = "unknown" if result.cost_usd is None else money(result.cost_usd, 0)
     satisfied = f", {result.progress.satisfied}/{result.progress.total} criteria" if result.progress else ""

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import change, diff, host, launch, read, remove
+from orchestrator.cli import change, diff, host, launch, read, remove, resume, shell, verify
 from orchestrator.cli.answer import INTERNAL, INTERRUPTED, fail
 from orchestrator.errors import OrchestratorError
+from snapshot_drivers import crash_points
 from snapshot_drivers.errors import SnapshotError
 
 USAGE = 2
+CRASH_VARIABLE = "ORCHESTRATOR_CRASH_AT"
+"""``POINT`` or ``POINT:PASSES`` of ``snapshot_drivers.crash_points``, for the tests of crash safety."""
 
 app = typer.Typer(
     name="orchestrator",
@@ -27,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(launch.launch)
+app.command()(resume.resume)
 app.command()(launch.validate)
 app.command()(read.runs)
 app.command()(read.show)
@@ -34,8 +38,12 @@ app.command()(read.breakpoints)
 app.command()(read.log)
 app.command()(change.checkpoint)
 app.command()(change.restore)
+app.command()(change.rewind)
+app.command()(change.stop)
 app.command()(diff.diff)
 app.command("exec")(change.execute)
+app.command()(shell.shell)
+app.command()(verify.verify)
 app.command()(remove.rm)
 app.command()(remove.clean)
 app.command()(host.doctor)
@@ -60,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in (given[: given.index("--")] if "--" in given else given)
     _guard_process()
+    if crash_at := os.environ.get(CRASH_VARIABLE):
+        point, _, passes = crash_at.partition(":")
+        crash_points.arm(point, passes=int(passes or 0))
     try:
         # Not the command's own `main`, which takes interrupts and closed pipes for itself.
         command = typer.main.get_command(app)

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.answer import print_json, say, warn
+from orchestrator.cli.answer import print_json, print_json_line, say, warn
 from orchestrator.cli.event_lines import event_line
+from orchestrator.cli.follow import later_events
 from orchestrator.cli.options import DataDirPath, Json, Run, existing_data_dir
 from orchestrator.cli.render import console, money, one_line, seconds, show_table, size, styled, visible
-from orchestrator.cli.run_view import RunSummary, RunView, details_of, read_run, summarise, summary_of
+from orchestrator.cli.run_view import RunSummary, RunView, details_of, read_run, stored_rows, summarise, summary_of
+from orchestrator.errors import UsageError
 from orchestrator.events import Event, Message, Progress
-from orchestrator.lineage import BreakpointRow, checkpoints, head, live_path, messages
+from orchestrator.lineage import BreakpointRow, head, live_path, messages, way_back
 
 
 def runs(json: Json = False, data_dir: DataDirPath = None) -> None:
@@ -87,8 +89,10 @@ def breakpoints(
     data_dir: DataDirPath = None,
 ) -> None:
     """List a run's breakpoints: where it may be restored to."""
-    view = read_run(existing_data_dir(data_dir), run)
-    rows = [row for row in checkpoints(view.events) if row.live or not live]
+    place = existing_data_dir(data_dir)
+    view = read_run(place, run)
+    rows = stored_rows(place, view)
+    rows = [row for row in rows if row.live or not live]
     if json:
         print_json(rows)
         return
@@ -104,10 +108,18 @@ def log(
     run: Run,
     live: Annotated[bool, typer.Option("--live", help="Only the live path.")] = False,
     conversation: Annotated[bool, typer.Option("--messages", help="The live conversation in full instead.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new events while the run goes on.")
+    ] = False,
     json: Json = False,
     data_dir: DataDirPath = None,
 ) -> None:
-    """Show a run's events, oldest first."""
+    """Show a run's events, oldest first; with --follow and --json one event a line."""
+    if follow:
+        if live or conversation:
+            raise UsageError("--follow shows all events as they come: leave --live and --messages out")
+        _follow(read_run(existing_data_dir(data_dir), run), as_json=json)
+        return
     view = read_run(existing_data_dir(data_dir), run)
     at = head(view.events)
     events = view.events
@@ -121,13 +133,20 @@ def log(
         _show_events(view, events)
 
 
+def _follow(view: RunView, *, as_json: bool) -> None:
+    out = console()
+    for event in later_events(view):
+        if as_json:
+            print_json_line(event)
+            continue
+        line = event_line(event)
+        out.print(styled(f"{event.at[11:19]} {event.step:>3}  {line.label:<10} {line.text}", line.style))
+        out.file.flush()
+
+
 def _show_events(view: RunView, events: list[Event]) -> None:
-    on_path: set[int] = set()
     at = head(view.events)
-    by_seq = {event.seq: event for event in view.events}
-    while at is not None:
-        on_path.add(at.seq)
-        at = by_seq.get(at.parent_seq) if at.parent_seq is not None else None
+    on_path = {event.seq for event in way_back(view.events, at.seq)} if at is not None else set()
     out = console()
     for event in events:
         line = event_line(event)
@@ -162,8 +181,8 @@ def _breakpoint_cells(row: BreakpointRow) -> list[str]:
         str(row.files_changed),
         f"{row.capture_ms:.0f} ms",
         size(row.stored_bytes),
-        coverage if row.snapshot_id is not None else "no snapshot",
-        one_line(row.note or "", 60),
+        "DAMAGED" if row.damaged else coverage if row.snapshot_id is not None else "no snapshot",
+        one_line(row.damaged or row.note or "", 60),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +12,10 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.cli.answer import print_json, say, warn
 from orchestrator.cli.options import DataDirPath, Json, Run, connect, existing_data_dir
 from orchestrator.context_log import ContextLog
-from orchestrator.errors import Busy, LogDamaged, TaskError, UsageError
-from orchestrator.events import EndEvent, RunEvent
+from orchestrator.errors import Busy, HostError, LogDamaged, TaskError, UsageError
+from orchestrator.events import EndEvent
 from orchestrator.lineage import head, left_open
+from snapshot_drivers.errors import UnsupportedHost
 
 if TYPE_CHECKING:
     from orchestrator.data_dir import DataDir
@@ -116,11 +118,17 @@ def _why_keep(place: DataDir, run_id: str, everything: bool) -> str | None:
         return None
     if run.is_locked():
         return "it is being driven"
-    if not everything and left_open(_events_of(run)):
-        return (
-            f"it was left running on purpose (remove it with: orchestrator clean --all, or: orchestrator rm {run_id})"
-        )
-    return None
+    if everything:
+        return None
+    remedy = f"(remove it with: orchestrator clean --all, or: orchestrator rm {run_id})"
+    try:
+        log = ContextLog.open(run.events_path, run_id)
+    except (LogDamaged, HostError):
+        # Without a log its launch was cut off; with one that cannot be read nobody knows what it is kept for.
+        return f"its log cannot be read {remedy}" if os.path.lexists(run.events_path) else None
+    if not log.events and any(damage.lost and not damage.torn for damage in log.damage):
+        return f"its log cannot be read {remedy}"
+    return f"it was left running on purpose {remedy}" if left_open(log.events) else None
 
 
 def _remove_unlocked(engine: Engine, place: DataDir, run_id: str) -> Removed:
@@ -146,19 +154,25 @@ def _end(run: RunDir) -> None:
 
 def _remove_from_engine(engine: Engine, place: DataDir, run_id: str) -> Removed:
     """Everything on the engine that carries the run's labels is gone, and with a record its cgroups too."""
-    from orchestrator.workload import remove_containers, remove_volumes
+    from orchestrator.workload import remove_cgroups, remove_containers, remove_copies, remove_volumes
 
     containers = engine.list_ours(run_id=run_id, data_dir=place.root)
     volumes = engine.list_our_volumes(run_id=run_id, data_dir=place.root)
+    # A launch that was cut off early has no record: what its containers belong to is known to the engine alone.
+    inspected = [engine.find(container.container_id) or {} for container in containers]
+    groups = {found.get("HostConfig", {}).get("CgroupParent") for found in inspected}
     try:
         config = place.run(run_id).read_record().container
     except (UsageError, LogDamaged):
         config = None
     if config is not None:
+        remove_copies(engine, config)
         remove_containers(engine, config)
         remove_volumes(engine, config)
     for container in containers:
         engine.remove(container.container_id)
+    for group in groups - {None, ""}:
+        remove_cgroups(str(group))
     for volume in volumes:
         engine.remove_volume(volume)
     return Removed(run_id=run_id, containers=[container.name for container in containers], volumes=volumes)
@@ -167,7 +181,7 @@ def _remove_from_engine(engine: Engine, place: DataDir, run_id: str) -> Removed:
 def _events_of(run: RunDir) -> list[Event]:
     try:
         return ContextLog.open(run.events_path, run.run_id).events
-    except LogDamaged:
+    except (LogDamaged, HostError):
         return []
 
 
@@ -186,10 +200,12 @@ def _snapshots_of_others(place: DataDir, removed: RunDir) -> set[str]:
         if run.run_id == removed.run_id:
             continue
         try:
-            log = ContextLog.open(run.events_path, run.run_id)
-        except LogDamaged:
-            continue  # its launch wrote no line, so it names no snapshot
-        if any(not damage.torn for damage in log.damage):
+            log: ContextLog | None = ContextLog.open(run.events_path, run.run_id)
+        except (LogDamaged, HostError):
+            if not os.path.lexists(run.events_path):
+                continue  # its launch wrote no line, so it names no snapshot
+            log = None
+        if log is None or any(damage.lost and not damage.torn for damage in log.damage):
             warn(f"run {run.run_id} has damaged lines, which may name snapshots of this run: all snapshots are kept")
             return _snapshots_of(removed)
         found |= _named(log.events)
@@ -198,16 +214,13 @@ def _snapshots_of_others(place: DataDir, removed: RunDir) -> set[str]:
 
 def _driver(place: DataDir, run: RunDir) -> SnapshotDriver | None:
     """The run's driver; ``None``: it cannot be told, so its snapshots stay as garbage."""
-    from orchestrator.task import load_recorded
-    from snapshot_drivers.registry import make_driver
+    from orchestrator.stored import driver_of
 
-    first = next((event for event in _events_of(run) if isinstance(event, RunEvent)), None)
     try:
-        spec = load_recorded(run.task_path, source_dir=run.path, environ={}).spec
-    except TaskError as error:
+        return driver_of(run, _events_of(run), place.store)
+    except (TaskError, UnsupportedHost) as error:
         warn(f"the snapshots stay in the store: {error}")
         return None
-    return make_driver(first.driver if first else spec.snapshots.driver, place.store, spec.snapshots.options)
 
 
 def _counts(removed: Removed) -> str:

@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from orchestrator.cli.answer import warn
 from orchestrator.context_log import ContextLog, Damage
 from orchestrator.data_dir import DataDir
-from orchestrator.errors import LogDamaged
+from orchestrator.errors import HostError, LogDamaged, TaskError
 from orchestrator.events import EndEvent, EngineErrorEvent, Event, Progress, RunEvent
-from orchestrator.lineage import checkpoints, status, totals, unfinished_intent
+from orchestrator.lineage import BreakpointRow, checkpoints, status, totals, unfinished_intent
 from orchestrator.run_dir import RunDir
+from snapshot_drivers.errors import UnsupportedHost
 
 
 class RunSummary(BaseModel):
@@ -85,11 +86,34 @@ def _read(run: RunDir) -> RunView:
     return RunView(run, log.events, damage, locked)
 
 
+def stored_rows(data_dir: DataDir, view: RunView) -> list[BreakpointRow]:
+    """The run's breakpoints; those whose snapshot is gone are marked as damaged."""
+    from orchestrator.stored import driver_of, why_lost
+
+    rows = checkpoints(view.events)
+    if not any(row.snapshot_id for row in rows):
+        return rows
+    try:
+        driver = driver_of(view.run, view.events, data_dir.store)
+    except (TaskError, UnsupportedHost) as error:
+        warn(f"whether the snapshots still exist cannot be told: {error}")
+        return rows
+    try:
+        return [
+            row.model_copy(update={"damaged": why_lost(driver, row.snapshot_id)})
+            if row.snapshot_id is not None and row.damaged is None
+            else row
+            for row in rows
+        ]
+    finally:
+        driver.close()
+
+
 def summarise(run: RunDir) -> RunSummary:
     """The run in one row, whatever state its files are in."""
     try:
         view = _read(run)
-    except LogDamaged as error:
+    except (LogDamaged, HostError) as error:
         return _unreadable(run, str(error))
     return summary_of(view)
 
@@ -115,7 +139,7 @@ def summary_of(view: RunView) -> RunSummary:
         duration_s=used.duration_s,
         cost_usd=None if used.steps and used.cost_unknown == used.steps else used.cost_usd,
         cost_unknown=used.cost_unknown,
-        error=f"{len(view.damage)} damaged lines (see: orchestrator show {view.run.run_id})" if view.damage else None,
+        error=f"{len(view.damage)} damaged lines (see: orchestrator verify {view.run.run_id})" if view.damage else None,
     )
 
 

@@ -1,26 +1,28 @@
 """Carry out a plan on a tree: every write goes through descriptors, no link is followed, no file is changed in place.
 
-New files are made in a *staging* directory on the tree's own file system, outside of the tree (inside, under a
-reserved name, for a tmpfs or a declared bind), and renamed in. Files staged before the container is touched turn a
-full disk or a damaged object into an error while nothing has happened yet. Metadata goes owner, extended attributes,
-mode, times: a chown clears setuid bits and file capabilities.
+New files are made in a *staging* directory on the tree's own file system, outside of the tree (inside, under a name
+that nobody can know before, for a tmpfs or a declared bind), and renamed in. Files staged before the container is
+touched turn a full disk or a damaged object into an error while nothing has happened yet. Metadata goes owner, extended
+attributes, mode, times: a chown clears setuid bits and file capabilities.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from snapshot_drivers import beneath
+from snapshot_drivers.overlay.entry import ROOT_ONLY_XATTRS
+from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import DirectoryPlan, wanted_files
-from snapshot_drivers.overlay.scan import ROOT_ONLY_XATTRS
 from snapshot_drivers.tree import Get, Node
 
-STAGING_NAME: Final = b".orchestrator-restore"
+STAGING_PREFIX: Final = b".orchestrator-restore-"
 _PAGE: Final = 4096
 _ZERO_PAGE: Final = bytes(_PAGE)
 
@@ -28,17 +30,27 @@ _ZERO_PAGE: Final = bytes(_PAGE)
 class Staging:
     """Files of one tree made ready beside it."""
 
-    def __init__(self, place_fd: int, get: Get) -> None:
-        """Makes the staging directory in ``place_fd`` (which becomes ours), clearing one that a dead owner left."""
+    def __init__(self, place_fd: int, get: Get, *, ours: bool = False) -> None:
+        """Makes the staging directory in ``place_fd``, which is closed at the end.
+
+        ``ours``: the container cannot write there, so what a dead owner left under such a name is cleared.
+        """
+        self.name: Final = STAGING_PREFIX + secrets.token_hex(8).encode()
         self._place_fd = place_fd
         self._get = get
         self._ready: dict[Hashable, list[bytes]] = {}
         self._links: dict[bytes, bytes] = {}
         self._count = 0
-        with suppress(FileNotFoundError):
-            beneath.remove(place_fd, STAGING_NAME)
-        os.mkdir(STAGING_NAME, 0o700, dir_fd=place_fd)
-        self._fd = beneath.open_directory(place_fd, STAGING_NAME)
+        self._fd = -1
+        try:
+            if ours:
+                _clear(place_fd)
+            with _same_times(place_fd):
+                os.mkdir(self.name, 0o700, dir_fd=place_fd)
+            self._fd = beneath.open_directory(place_fd, self.name)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -50,13 +62,14 @@ class Staging:
         """The staging directory is gone. Repeatable."""
         if self._place_fd < 0:
             return
-        os.close(self._fd)
+        place_fd, self._place_fd = self._place_fd, -1
         try:
-            with suppress(FileNotFoundError):
-                beneath.remove(self._place_fd, STAGING_NAME)
+            if self._fd >= 0:
+                os.close(self._fd)
+            with suppress(FileNotFoundError), _same_times(place_fd):
+                beneath.remove(place_fd, self.name)
         finally:
-            os.close(self._place_fd)
-            self._place_fd = -1
+            os.close(place_fd)
 
     def prepare(self, plan: DirectoryPlan) -> int:
         """Every regular file of the plan lies ready, read from the store and checked; answers the bytes written.
@@ -72,6 +85,10 @@ class Staging:
                 self._ready.setdefault(_key(node), []).append(self._make(node))
                 written += sum(segment.length for segment in node.segments)
         return written
+
+    def start_over(self) -> None:
+        """What was put before may have been written to since: its inodes are not linked to again."""
+        self._links.clear()
 
     def put(self, directory_fd: int, node: Node) -> None:
         """The entry stands in the directory, with content and attributes, whatever non-directory was there before."""
@@ -120,6 +137,20 @@ class Staging:
         return b"%d" % self._count
 
 
+@contextmanager
+def _same_times(directory_fd: int) -> Iterator[None]:
+    """The directory does not show by its times that an entry came or went."""
+    found = os.fstat(directory_fd)
+    yield
+    os.utime(directory_fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _clear(place_fd: int) -> None:
+    for name, _ in beneath.list_directory(place_fd):
+        if name.startswith(STAGING_PREFIX):
+            beneath.remove(place_fd, name)
+
+
 def _key(node: Node) -> Hashable:
     return node.content(), node.attributes()
 
@@ -133,17 +164,10 @@ def _write_sparse(descriptor: int, data: bytes, offset: int) -> None:
         if not empty and start is None:
             start = page
         elif empty and start is not None:
-            _write(descriptor, view[start:page], offset + start)
+            beneath.write(descriptor, view[start:page], offset + start)
             start = None
     if start is not None:
-        _write(descriptor, view[start:], offset + start)
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        data = data[written:]
-        offset += written
+        beneath.write(descriptor, view[start:], offset + start)
 
 
 def _make_special(directory_fd: int, name: bytes, node: Node) -> None:
@@ -193,6 +217,7 @@ def apply_plan(plan: DirectoryPlan, root_fd: int, staging: Staging) -> int:
     """
     if plan.is_empty:
         return 0
+    staging.start_over()
     touched = 0
     place = beneath.Descent(root_fd)
     trail: list[tuple[DirectoryPlan, list[DirectoryPlan]]] = []
@@ -214,6 +239,21 @@ def apply_plan(plan: DirectoryPlan, root_fd: int, staging: Staging) -> int:
     finally:
         place.close()
     return touched
+
+
+def remove_paths(root_fd: int, paths: PathSet) -> int:
+    """The paths of the tree are gone; answers how many entries were removed."""
+    removed = 0
+    for parts in paths.members():
+        place = beneath.Descent(root_fd)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                for part in parts[:-1]:
+                    place.down(part)
+                removed += beneath.remove(place.fd, parts[-1])
+            finally:
+                place.close()
+    return removed
 
 
 def _apply_here(plan: DirectoryPlan, directory_fd: int, staging: Staging) -> int:

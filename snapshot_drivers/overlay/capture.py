@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from snapshot_drivers.base import (
     CaptureOptions,
@@ -19,15 +20,15 @@ from snapshot_drivers.base import (
     StateKind,
     Target,
 )
-from snapshot_drivers.errors import ContainerNotRunning
+from snapshot_drivers.crash_points import reached
+from snapshot_drivers.errors import CaptureError, ContainerNotRunning
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.overlay.apply import STAGING_NAME
 from snapshot_drivers.overlay.etc_files import capture_etc
 from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers
-from snapshot_drivers.overlay.mapped import inodes_of, mapped_paths
+from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
-from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources
+from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources, without
 from snapshot_drivers.store.content import ContentStore, PackWriter
 from snapshot_drivers.store.manifest import Manifest, ManifestStore, StoredFile, StoredTree, new_snapshot_id
 
@@ -48,6 +49,16 @@ class Index:
     """The upper directory it belongs to."""
 
 
+class Companion(Protocol):
+    """Takes along what is no file, in the same snapshot."""
+
+    def store(self, put: Callable[[bytes], bytes]) -> list[CoverageItem]:
+        """What it holds is in the pack; called once the files have been looked at. Its word on the processes."""
+
+    def seal(self, manifest: Manifest) -> Manifest:
+        """The manifest as it is to be written."""
+
+
 @dataclass
 class _Taken:
     """What one frozen look at the container gave."""
@@ -59,10 +70,9 @@ class _Taken:
     processes: list[CoverageItem]
 
 
-def skip_set(options: CaptureOptions, mount: str) -> PathSet:
-    """Paths of one tree that no walk enters."""
-    reserved = f"{mount.rstrip('/')}/{STAGING_NAME.decode()}"
-    return PathSet.of([*options.excluded, *options.volatile, HELPERS_MOUNT, reserved], mount)
+def skip_set(options: CaptureOptions, mount: str, *own: str) -> PathSet:
+    """Paths of one tree that no walk enters; ``own``: what the product itself has there now."""
+    return PathSet.of([*options.excluded, HELPERS_MOUNT, *own], mount, passing=options.volatile)
 
 
 class Capture:
@@ -78,9 +88,11 @@ class Capture:
         freezer: Freezer,
         open_mounts: OpenMounts,
         index: Index,
+        companion: Companion | None = None,
     ) -> None:
         """``index`` is that of the run's last capture or restore; it is not changed."""
-        self._target = target
+        self._companion = companion
+        self._target = without(target, options.excluded)
         self._options = options
         self._content = content
         self._manifests = manifests
@@ -93,6 +105,12 @@ class Capture:
 
         Raises: CaptureError, LimitExceeded, ContainerNotRunning, EngineError.
         """
+        try:
+            return self._run(parent_id)
+        except OSError as error:
+            raise CaptureError(f"cannot capture container {self._target.container_id[:12]}: {error}") from error
+
+    def _run(self, parent_id: str | None) -> tuple[Snapshot, Index]:
         began = time.perf_counter()
         layers = find_layers(self._target)
         index = self._index if self._index.upper == layers.upper else Index()
@@ -108,6 +126,9 @@ class Capture:
                 problems.append(_process("processes", CoverageState.EXCLUDED, reason))
             else:
                 taken, frozen_ms = self._look_frozen(sources, writer, index, problems)
+            if self._companion is not None:
+                taken.processes = self._companion.store(writer.put)
+        reached("after-pack")
         captured = [
             CoverageItem(kind=tree.kind, path=tree.path, state=CoverageState.CAPTURED) for tree, _ in taken.trees
         ] + [CoverageItem(kind=StateKind.ETC, path=file.path, state=CoverageState.CAPTURED) for file in taken.etc_files]
@@ -125,9 +146,13 @@ class Capture:
             capture_ms=1e3 * (time.perf_counter() - began),
             frozen_ms=frozen_ms,
         )
-        self._manifests.write(self._manifest(snapshot, taken, layers))
+        manifest = self._manifest(snapshot, taken, layers)
+        if self._companion is not None:
+            manifest = self._companion.seal(manifest)
+        self._manifests.write(manifest)
+        reached("after-manifest")
         trees = {(tree.kind, tree.path): scanned for tree, scanned in taken.trees}
-        return snapshot, Index(trees, taken.mapped, layers.upper)
+        return manifest.snapshot, Index(trees, taken.mapped, layers.upper)
 
     def _look_frozen(
         self, sources: Sources, writer: PackWriter, index: Index, problems: list[CoverageItem]
@@ -137,6 +162,7 @@ class Capture:
         for _ in range(_FREEZE_ROUNDS):
             with self._freezer.frozen() as freeze:
                 taken = self._look(sources, writer, index)
+                reached("frozen")
             frozen_ms += freeze.frozen_ms
             if freeze.complete and freeze.held:
                 return taken, frozen_ms
@@ -159,12 +185,16 @@ class Capture:
         )
 
     def _scan(self, source: Source, writer: PackWriter, index: Index, mapped: frozenset[bytes]) -> ScannedTree:
+        known = index.trees.get((source.kind, source.path))
+        suspect = mapped | index.mapped
+        if known is not None and (ANYWHERE in suspect or known.digest not in writer):
+            known = None
         scanner = Scanner(
             writer.put,
             self._options,
             skip=skip_set(self._options, source.path),
-            index=index.trees.get((source.kind, source.path)),
-            dirty_inodes=inodes_of(mapped | index.mapped, source.path, source.root_fd),
+            index=known,
+            dirty_inodes=inodes_of(suspect, source.path, source.root_fd),
         )
         return scanner.scan(source.root_fd)
 
@@ -240,5 +270,6 @@ def _excluded(options: CaptureOptions) -> list[CoverageItem]:
 
 def _digest(taken: _Taken) -> str:
     parts = [[tree.kind, tree.path, scanned.digest.hex()] for tree, scanned in taken.trees]
-    parts += [[StateKind.ETC, file.path, file.digest] for file in taken.etc_files]
+    for file in taken.etc_files:
+        parts.append([StateKind.ETC, file.path, f"{file.digest} {file.mode:o} {file.uid}:{file.gid}"])
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()

@@ -153,6 +153,8 @@ def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | N
     trees = sorted(manifest.trees, key=lambda tree: len(tree.path), reverse=True)
     tree = next(one for one in trees if path.startswith(one.path.rstrip("/") + "/"))
     parts = tuple(part for part in os.fsencode(path[len(tree.path.rstrip("/")) :]).split(b"/") if part)
+    if b"." in parts or b".." in parts:
+        return None
     node = decode_root(bytes.fromhex(tree.root), get)
     hidden = False
     for part in parts:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snapshot_drivers import namespaces
 from snapshot_drivers.base import CaptureOptions, Change, RestoreReport, Snapshot, Staged, Target
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.overlay.capture import Capture, Index
+from snapshot_drivers.overlay.capture import Capture, Companion, Index
 from snapshot_drivers.overlay.changes import changes_between, file_content
 from snapshot_drivers.overlay.index_file import load_index, save_index
 from snapshot_drivers.overlay.restore import StagedRestore
+from snapshot_drivers.overlay.verify import Verifier
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import ManifestStore
 
@@ -30,8 +31,15 @@ class OverlayDriver:
         self._freezers: dict[str, Freezer] = {}
         self._indexes: dict[str, Index] = {}
 
-    def capture(self, target: Target, parent_id: str | None, options: CaptureOptions) -> Snapshot:
-        """See ``base.SnapshotDriver.capture``."""
+    def capture(
+        self,
+        target: Target,
+        parent_id: str | None,
+        options: CaptureOptions,
+        *,
+        companion: Companion | None = None,
+    ) -> Snapshot:
+        """See ``base.SnapshotDriver.capture``; ``companion`` adds what is no file."""
         capture = Capture(
             target,
             options,
@@ -40,6 +48,7 @@ class OverlayDriver:
             freezer=self._freezer(target),
             open_mounts=self._open_mounts,
             index=self._index(target),
+            companion=companion,
         )
         snapshot, self._indexes[target.container_id] = capture.run(parent_id)
         return snapshot
@@ -69,6 +78,11 @@ class OverlayDriver:
     def read_file(self, snapshot_id: str, path: str) -> Iterator[bytes] | None:
         """See ``base.SnapshotDriver.read_file``."""
         return file_content(self._manifests.read(snapshot_id), path, self._content.read)
+
+    def verify(self, snapshot_ids: Iterable[str], *, content: bool = False) -> dict[str, list[str]]:
+        """See ``base.SnapshotDriver.verify``."""
+        verifier = Verifier(self._content, self._manifests, rehash=content)
+        return {snapshot_id: verifier.problems(snapshot_id) for snapshot_id in snapshot_ids}
 
     def forget(self, snapshot_id: str) -> None:
         """See ``base.SnapshotDriver.forget``."""

@@ -95,7 +95,7 @@ def _read(engine_root: Path, host_path: Path) -> tuple[os.stat_result, bytes]:
         beneath.closing(beneath.look(directory, os.fsencode(host_path.name))) as looked,
         beneath.closing(beneath.open_regular(looked)) as file,
     ):
-        return os.fstat(file), os.pread(file, _MOST_BYTES + 1, 0)
+        return os.fstat(file), beneath.read(file, _MOST_BYTES + 1, 0)
 
 
 def _write(engine_root: Path, host_path: Path, data: bytes, stored: StoredFile) -> None:
@@ -106,7 +106,7 @@ def _write(engine_root: Path, host_path: Path, data: bytes, stored: StoredFile) 
         if not stat.S_ISREG(os.fstat(looked).st_mode):
             raise OSError(22, "not a regular file", str(host_path))
         with beneath.closing(os.open(f"/proc/self/fd/{looked}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as file:
-            os.write(file, data)
+            beneath.write(file, data, 0)
             os.fchown(file, stored.uid, stored.gid)
             os.fchmod(file, stored.mode)
             os.utime(file, ns=(stored.mtime_ns, stored.mtime_ns))

@@ -11,12 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-
 from snapshot_drivers.base import StateKind
 from snapshot_drivers.overlay.capture import Index
 from snapshot_drivers.overlay.scan import ScannedTree
-from snapshot_drivers.tree import Node, Segment, digest_of
+from snapshot_drivers.tree import Node, Segment, digest_of, pack, unpack
 
 INDEXES: Final = "indexes"
 _FORMAT: Final = 1
@@ -33,14 +31,17 @@ def save_index(store: Path, container_id: str, index: Index) -> None:
         [kind, mount, tree.digest, tree.taken_ns, tree.entries, _flat(tree.root)]
         for (kind, mount), tree in index.trees.items()
     ]
-    data = msgpack.packb([_FORMAT, str(index.upper), sorted(index.mapped), trees])
+    data = pack([_FORMAT, str(index.upper), sorted(index.mapped), trees])
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with suppress(OSError):
+    try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(digest_of(data) + data)
         temporary.rename(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def load_index(store: Path, container_id: str) -> Index:
@@ -49,7 +50,7 @@ def load_index(store: Path, container_id: str) -> Index:
         data = _path(store, container_id).read_bytes()
         if digest_of(data[32:]) != data[:32]:
             return Index()
-        version, upper, mapped, trees = msgpack.unpackb(data[32:], use_list=True)
+        version, upper, mapped, trees = unpack(data[32:])
     except (OSError, ValueError):
         return Index()
     if version != _FORMAT:

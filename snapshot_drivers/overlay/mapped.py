@@ -1,33 +1,68 @@
-"""Files that a process maps shared and writable: the kernel moves no timestamp for writes through such a mapping.
+"""Files that a process maps shared: the kernel moves no timestamp for writes through such a mapping.
 
-Seen from the host's ``/proc`` of frozen processes. The path in ``maps`` is the container's word and only picks which
-entries are read again; a lie costs the liar's own change its place in the next capture and nothing else.
+Seen from the host's ``/proc`` of frozen processes. Writable or not is not asked: ``mprotect`` changes that between two
+captures, and a page that is dirty already is written to without a fault. What counts is that the file was opened for
+writing. Source: proc_pid_maps(5), proc_pid_map_files(5).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Set
+import stat
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from snapshot_drivers import beneath
 
-_LINE = re.compile(rb"[0-9a-f]+-[0-9a-f]+ .w.s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ ([1-9][0-9]*) +(/.*)")
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+ANYWHERE: Final = b"?"
+"""Stands for a mapped file to which no path leads, but another name may: a hardlink of it, or one that came later."""
+_SHARED: Final = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]")
+_GONE: Final = b" (deleted)"
 
 
 def mapped_paths(pids: Iterable[int]) -> frozenset[bytes]:
-    """Container paths of all files that these processes map shared and writable."""
+    """Container paths of the files that these processes map shared and may write to; ``ANYWHERE`` if one has none."""
     found: set[bytes] = set()
     for pid in pids:
-        with suppress(OSError):  # a process that is gone maps nothing
-            for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
-                match = _LINE.fullmatch(line)
-                if match:
-                    found.add(_OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), match[2]))
+        for directory, line in _mappings(pid):
+            match = _SHARED.match(line)
+            if match:
+                # The text of ``maps`` is ambiguous: it escapes a line break in a name, but not a backslash.
+                area = directory / f"map_files/{int(match[1], 16):x}-{int(match[2], 16):x}"
+                try:
+                    found |= _names_of(area)
+                except FileNotFoundError:  # a process that is gone maps nothing
+                    continue
+                except OSError:
+                    found.add(ANYWHERE)
     return frozenset(found)
+
+
+def _mappings(pid: int) -> Iterator[tuple[Path, bytes]]:
+    """The memory map of a process, from any of its threads that still has it: the first one may have ended."""
+    threads = [pid]
+    with suppress(OSError):
+        threads += [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+    for thread in threads:
+        with suppress(OSError):
+            directory = Path(f"/proc/{thread}")
+            lines = (directory / "maps").read_bytes()
+            if lines:
+                yield from ((directory, line) for line in lines.split(b"\n"))
+                return
+
+
+def _names_of(area: Path) -> set[bytes]:
+    if not area.lstat().st_mode & stat.S_IWUSR:  # opened for reading alone
+        return set()
+    path = os.fsencode(area.readlink())
+    if not path.endswith(_GONE):
+        return {path}
+    found = area.stat()
+    return {ANYWHERE} if stat.S_ISREG(found.st_mode) and found.st_nlink else set()
 
 
 def inodes_of(paths: Set[bytes], mount: str, root_fd: int) -> frozenset[int]:

@@ -13,30 +13,35 @@ class PathSet:
 
     def __init__(self) -> None:
         """An empty set."""
-        self._whole: set[bytes] = set()
+        self._whole: dict[bytes, bool] = {}
         self._below: dict[bytes, PathSet] = {}
 
     @classmethod
-    def of(cls, paths: Iterable[str], mount: str = "/") -> PathSet:
-        """Those of the absolute ``paths`` that lie below ``mount``, relative to it."""
+    def of(cls, paths: Iterable[str], mount: str = "/", *, passing: Iterable[str] = ()) -> PathSet:
+        """Those of the absolute paths that lie below ``mount``, relative to it; a restore removes the ``passing``."""
         made = cls()
         prefix = mount.rstrip("/") + "/"
-        for path in paths:
-            if path.startswith(prefix):
-                made._add([part for part in os.fsencode(path[len(prefix) :]).split(b"/") if part])
+        for group, stays in ((passing, False), (paths, True)):
+            for path in group:
+                if path.startswith(prefix):
+                    made._add([part for part in os.fsencode(path[len(prefix) :]).split(b"/") if part], stays)
         return made
 
-    def _add(self, parts: list[bytes]) -> None:
+    def _add(self, parts: list[bytes], stays: bool) -> None:
         if not parts:
             return
         if len(parts) == 1:
-            self._whole.add(parts[0])
+            self._whole[parts[0]] = stays
         else:
-            self._below.setdefault(parts[0], PathSet())._add(parts[1:])
+            self._below.setdefault(parts[0], PathSet())._add(parts[1:], stays)
 
     def holds(self, name: bytes) -> bool:
         """True if ``name`` right below is in the set, with all that it holds."""
         return name in self._whole
+
+    def keeps(self, name: bytes) -> bool:
+        """True if it is in the set and survives a restore."""
+        return self._whole.get(name, False)
 
     def below(self, name: bytes) -> PathSet:
         """The set as seen from the subdirectory ``name``."""

@@ -7,9 +7,11 @@ its members are made anew, so that they share one inode again; only then is the 
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from snapshot_drivers.errors import RestoreRefused
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.tree import Get, Node, children_of
 
@@ -36,9 +38,9 @@ class DirectoryPlan:
 
 
 def make_plan(real: Node, wanted: Node, get: Get, skip: PathSet) -> DirectoryPlan:
-    """How ``real`` becomes ``wanted``. Paths in ``skip`` are left as they are, and so are the directories above them.
+    """How ``real`` becomes ``wanted``. What stands at paths in ``skip`` is left as it is, in the directories above it.
 
-    Raises: StoreDamaged.
+    Raises: StoreDamaged; RestoreRefused: one of these directories would have to give way to something else.
     """
     broken: set[bytes] = set()
     plan = _plan(real, wanted, get, skip, frozenset(), broken)
@@ -56,9 +58,9 @@ def _plan(
         here = children_of(present, get) if present is not None else {}
         want = children_of(plan.node, get)
         for name, found in here.items():
-            if name in want:
+            if name in want or out.holds(name):
                 continue
-            if found.is_directory and out.below(name):
+            if found.stays:
                 kept = copy.copy(found)
                 kept.children, kept.digests = {}, None
                 _visit(plan, DirectoryPlan(kept), found, out.below(name), work, visited)
@@ -66,8 +68,15 @@ def _plan(
                 plan.remove.append(name)
         for name, node in want.items():
             there = here.get(name)
+            if node.unreadable or out.holds(name):
+                continue
+            if there is not None and there.stays and not node.is_directory:
+                raise RestoreRefused(
+                    f"{os.fsdecode(name)!r} is no directory in the snapshot, but is one now and holds what the task "
+                    "excludes; move that away"
+                )
             if node.is_directory:
-                if there is not None and not there.is_directory:
+                if there is not None and (not there.is_directory or there.unreadable):
                     plan.remove.append(name)
                     there = None
                 if (
@@ -81,9 +90,7 @@ def _plan(
                 below = DirectoryPlan(node, create=there is None)
                 below.attributes_differ = there is not None and there.attributes() != node.attributes()
                 _visit(plan, below, there, out.below(name), work, visited)
-            elif node.unreadable:
-                continue
-            elif there is None or there.content() != node.content() or node.link in remake:
+            elif there is None or there.content() != node.content() or node.link in remake or _is_bound(there, node):
                 if there is not None and there.is_directory:
                     plan.remove.append(name)
                 plan.put.append(node)
@@ -95,6 +102,11 @@ def _plan(
         if not below.is_empty:
             parent.below.append(below)
     return top
+
+
+def _is_bound(there: Node, wanted: Node) -> bool:
+    """True if other attributes would show on a file that is to be left as it is."""
+    return there.shared and there.attributes() != wanted.attributes()
 
 
 def _visit(

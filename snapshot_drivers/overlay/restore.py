@@ -13,19 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions, Coverage, Mount, RestoreReport, Snapshot, StateKind, Target
-from snapshot_drivers.errors import RestoreError, RestoreRefused, SnapshotError
+from snapshot_drivers.crash_points import reached
+from snapshot_drivers.errors import RestoreError, RestoreRefused, StoreDamaged
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.overlay.apply import Staging, apply_plan
+from snapshot_drivers.overlay.apply import Staging, apply_plan, remove_paths
 from snapshot_drivers.overlay.capture import Index, skip_set
 from snapshot_drivers.overlay.etc_files import restore_etc
 from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers, is_mounted
-from snapshot_drivers.overlay.mapped import inodes_of, mapped_paths
+from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import DirectoryPlan, first_difference, make_plan, wanted_files
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
-from snapshot_drivers.overlay.sources import OpenMounts, Source, open_sources
+from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources, without
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import Manifest, StoredTree
 from snapshot_drivers.tree import Node, children_of, decode_root, digest_of
@@ -49,7 +49,7 @@ class StagedRestore:
     ) -> None:
         """Checks and stages. Raises: RestoreRefused, RestoreError, StoreDamaged, EngineError; nothing is touched."""
         self.snapshot: Snapshot = manifest.snapshot
-        self._target = target
+        self._target = without(target, options.excluded)
         self._manifest = manifest
         self._options = options
         self._content = content
@@ -59,22 +59,25 @@ class StagedRestore:
         self.index = Index()
         """After ``apply``: what the next capture may rely on."""
         self._layers: Layers = find_layers(target)
-        self._check(target, manifest)
+        self._check(self._target, manifest)
         known = index.trees if index.upper == self._layers.upper else {}
         # Mapped then or now: their timestamps say nothing, neither before the kill nor after it.
         self._mapped = index.mapped | mapped_paths(freezer.pids() if target.init_pid is not None else [])
         try:
-            with open_sources(target, self._layers, open_mounts, memory=False) as sources:
+            with open_sources(self._target, self._layers, open_mounts, memory=False) as sources:
+                if absent := self._absent(sources, memory=False):
+                    raise RestoreRefused(f"{absent}; nothing was touched")
                 self._real = {(tree.kind, tree.path): self._scan(tree, known) for tree in sources.trees}
                 for tree in sources.trees:
                     self._stage(tree)
             self._read_ahead()
+            reached("restore-staged")
         except OSError as error:
             self.discard()
             raise RestoreError(
                 f"cannot stage snapshot {self.snapshot.snapshot_id}: {error}; nothing was touched"
             ) from error
-        except SnapshotError:
+        except BaseException:
             self.discard()
             raise
 
@@ -83,7 +86,7 @@ class StagedRestore:
         began = time.perf_counter()
         try:
             touched, target = self._apply(full=verify == "full")
-        except OSError as error:
+        except (OSError, StoreDamaged, RestoreRefused) as error:
             raise RestoreError(f"restoring {self.snapshot.snapshot_id} failed half-way: {error}") from error
         return RestoreReport(
             target=target,
@@ -108,6 +111,9 @@ class StagedRestore:
             )
         if manifest.lower_dirs != image_layers(self._layers.lower):
             raise RestoreRefused(f"snapshot {name} was taken above other layer directories than this engine's")
+        for file in manifest.etc_files:
+            if file.path not in dict(target.etc_files):
+                raise RestoreRefused(f"snapshot {name} holds {file.path}, which the container does not mount writable")
         mounts = {(mount.kind, mount.path): mount for mount in target.mounts if mount.capture}
         for tree in manifest.trees:
             if tree.kind is StateKind.ROOTFS:
@@ -145,30 +151,50 @@ class StagedRestore:
     def _stored(self, tree: Source) -> StoredTree | None:
         return next((one for one in self._manifest.trees if (one.kind, one.path) == (tree.kind, tree.path)), None)
 
+    def _absent(self, sources: Sources, *, memory: bool) -> str:
+        """Why one of the stored trees, on the disk or in memory, cannot be restored; empty: all are there."""
+        there = {(tree.kind, tree.path) for tree in sources.trees}
+        for tree in self._manifest.trees:
+            if (tree.kind is StateKind.TMPFS) is memory and (tree.kind, tree.path) not in there:
+                reasons = [item.reason for item in sources.left_out if (item.kind, item.path) == (tree.kind, tree.path)]
+                return f"cannot restore the {tree.kind} {tree.path}: {reasons[0] if reasons else 'it is not mounted'}"
+        return ""
+
+    def _skip(self, tree: Source) -> PathSet:
+        staging = self._stagings.get((tree.kind, tree.path)) if tree.staged_inside else None
+        own = [f"{tree.path.rstrip('/')}/{os.fsdecode(staging.name)}"] if staging else []
+        return skip_set(self._options, tree.path, *own)
+
     def _scan(self, tree: Source, known: dict[tuple[StateKind, str], ScannedTree]) -> ScannedTree:
-        skip = skip_set(self._options, tree.path)
-        index = known.get((tree.kind, tree.path))
+        index = None if ANYWHERE in self._mapped else known.get((tree.kind, tree.path))
         dirty = inodes_of(self._mapped, tree.path, tree.root_fd) if index is not None else frozenset()
-        return Scanner(digest_of, self._options, skip=skip, index=index, dirty_inodes=dirty).scan(tree.root_fd)
+        scanner = Scanner(digest_of, self._options, skip=self._skip(tree), index=index, dirty_inodes=dirty)
+        return scanner.scan(tree.root_fd)
 
     def _plan(self, tree: Source, scanned: ScannedTree, stored: StoredTree) -> DirectoryPlan:
         if scanned.digest.hex() == stored.root:
             return DirectoryPlan(scanned.root)
         wanted = self._wanted(stored)
-        return make_plan(scanned.root, wanted, self._content.read, skip_set(self._options, tree.path))
+        return make_plan(scanned.root, wanted, self._content.read, self._skip(tree))
 
     def _stage(self, tree: Source) -> None:
         stored = self._stored(tree)
         if stored is not None:
             plan = self._plan(tree, self._real[(tree.kind, tree.path)], stored)
-            self._staging(tree).prepare(plan)
+            if not plan.is_empty:
+                self._staging(tree).prepare(plan)
 
     def _staging(self, tree: Source) -> Staging:
         key = (tree.kind, tree.path)
         if key not in self._stagings:
             place = tree.staging_place(self._target.engine_root)
-            self._stagings[key] = Staging(place, self._content.read)
+            self._stagings[key] = Staging(place, self._content.read, ours=not tree.staged_inside)
         return self._stagings[key]
+
+    def _forget_staging(self, tree: Source) -> None:
+        """Nothing lies ready in or beside this tree any more; a memory file system is another one at each start."""
+        if (key := (tree.kind, tree.path)) in self._stagings:
+            self._stagings.pop(key).close()
 
     def _read_ahead(self) -> None:
         """What goes into memory only after the start is read and checked now; so are the three files under /etc."""
@@ -189,15 +215,24 @@ class StagedRestore:
         self._freezer.thaw()
         lifecycle.kill()
         self._wait_unmounted()
+        reached("restore-killed")
         touched = 0
         proven: dict[tuple[StateKind, str], ScannedTree] = {}
         with open_sources(self._target, self._layers, self._open_mounts, memory=False) as sources:
+            if absent := self._absent(sources, memory=False):
+                raise RestoreError(absent)
             for tree in sources.trees:
                 touched += self._move(tree, self._real, proven, full=full)
+                reached("restore-tree-moved")
         restore_etc(self._target, self._manifest.etc_files, self._content.read)
+        reached("restore-before-start")
         target = replace(self._target, init_pid=lifecycle.start())
+        reached("restore-started")
         with open_sources(target, self._layers, self._open_mounts, disk=False) as sources:
+            if absent := self._absent(sources, memory=True):
+                raise RestoreError(absent)
             for tree in sources.trees:
+                self._forget_staging(tree)
                 touched += self._move(tree, {}, proven, full=full)
         self.discard()
         self._target = target
@@ -217,15 +252,13 @@ class StagedRestore:
         if stored is None:
             return 0
         key = (tree.kind, tree.path)
-        touched = _remove_volatile(self._options, tree)
+        touched = remove_paths(tree.root_fd, PathSet.of(self._options.volatile, tree.path))
         before = self._scan(tree, known)
         plan = self._plan(tree, before, stored)
         if not plan.is_empty:
             touched += apply_plan(plan, tree.root_fd, self._staging(tree))
-        if tree.staged_inside and key in self._stagings:
-            self._stagings.pop(key).close()
-        if tree.staged_inside and not plan.is_empty:
-            os.utime(tree.root_fd, ns=(plan.node.mtime_ns, plan.node.mtime_ns))
+        if tree.staged_inside:
+            self._forget_staging(tree)
         after = self._scan(tree, {} if full else {key: before})
         left = self._plan(tree, after, stored)
         if not left.is_empty:
@@ -251,18 +284,3 @@ class StagedRestore:
 
 def _child(node: Node, name: bytes, content: ContentStore) -> Node | None:
     return children_of(node, content.read).get(name) if node.is_directory else None
-
-
-def _remove_volatile(options: CaptureOptions, tree: Source) -> int:
-    """Volatile paths of this tree are gone."""
-    removed = 0
-    for parts in PathSet.of(options.volatile, tree.path).members():
-        place = beneath.Descent(tree.root_fd)
-        with suppress(FileNotFoundError, NotADirectoryError):
-            try:
-                for part in parts[:-1]:
-                    place.down(part)
-                removed += beneath.remove(place.fd, parts[-1])
-            finally:
-                place.close()
-    return removed

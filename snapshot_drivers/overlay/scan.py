@@ -1,8 +1,8 @@
 """Walk one tree that a container controls and store what changed since the last walk.
 
 The last walk's tree is the index: an entry whose inode, ctime, size and mode are as they were is taken over unread.
-Two things can change content without moving these: a clock tick that both writes share (an entry younger than the
-last walk by ``_RACY_NS`` is read again, git's racily-clean rule), and a shared mapping (``dirty_inodes``, see
+Two things can change content without moving these: a clock tick that both writes share (an entry that was not older
+than the last walk by ``_RACY_NS`` is read again, git's racily-clean rule), and a shared mapping (``dirty_inodes``, see
 ``mapped``).
 
 The walk is iterative and holds a bounded number of descriptors, so no depth stops it: ``os.walk`` loses 20,000 levels
@@ -12,26 +12,25 @@ without an error. Whatever cannot be read is a problem of the result, never left
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import stat
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions
 from snapshot_drivers.errors import LimitExceeded
+from snapshot_drivers.overlay.entry import EntryReader, node_of
 from snapshot_drivers.overlay.paths import PathSet
-from snapshot_drivers.tree import ROOT_KEY, Node, Put, Segment, encode_directory, encode_root, path_key
+from snapshot_drivers.tree import ROOT_KEY, Node, Put, encode_directory, encode_root, path_key
 
-BLOCK_BYTES: Final = 1 << 20
-_ZERO: Final = bytes(BLOCK_BYTES)
 _RACY_NS: Final = 20_000_000
-_READ_TRIES: Final = 3
+_COARSE_RACY_NS: Final = 3_000_000_000
+"""The same where a time without nanoseconds says that the file system keeps whole seconds (or two of them: FAT)."""
 _SHOWN_PATH_BYTES: Final = 400
-# Made by the kernel for one upper directory; they neither belong to the state nor fit another directory.
-ROOT_ONLY_XATTRS: Final = frozenset({"trusted.overlay.uuid", "trusted.overlay.origin"})
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,16 @@ class _Frame:
         self.pending: list[bytes] = []
 
 
+class _Name(NamedTuple):
+    """One name of a file that has several."""
+
+    node: Node
+    key: bytes
+    directory: Node
+    names: int
+    """How many the file has, in this tree or where no walk goes."""
+
+
 class Scanner:
     """One walk of one tree."""
 
@@ -83,18 +92,18 @@ class Scanner:
     ) -> None:
         """``put`` stores (or only hashes) objects; ``skip``: paths below the root that are left out."""
         self._put = put
+        self._reader = EntryReader(put, options)
         self._options = options
         self._skip = skip
         self._index = index
         self._dirty_inodes = dirty_inodes
-        self._clean_before_ns = index.taken_ns - _RACY_NS if index else 0
         self._changed: set[int] = set()
-        self._linked: dict[int, list[tuple[Node, bytes, Node]]] = {}
+        # By device, too: subvolumes of btrfs are crossed and number their inodes alike.
+        self._linked: dict[tuple[int, int], list[_Name]] = {}
         self._problems: list[Problem] = []
         self._frames: list[_Frame] = []
         self._entries = 0
         self._reread = 0
-        self._content_bytes = 0
 
     def scan(self, root_fd: int) -> ScannedTree:
         """The tree below ``root_fd``, encoded.
@@ -103,7 +112,7 @@ class Scanner:
         """
         taken_ns = time.time_ns()
         found = os.fstat(root_fd)
-        root = _node(b"", found)
+        root = node_of(b"", found)
         before = self._index.root if self._index else None
         place = beneath.Descent(root_fd)
         try:
@@ -130,25 +139,31 @@ class Scanner:
         try:
             place.down(name)
         except OSError as error:
-            self._lose(frame, name, error)
+            self._lose(frame, child, error)
             return
         before = (frame.before.children or {}).get(name) if frame.before and frame.before.children else None
-        if before is not None and not before.is_directory:
+        if before is not None and (not before.is_directory or before.unreadable):
             before = None
         try:
             self._enter(place, child, before, frame.skip.below(name), path_key(frame.key, name))
         except OSError as error:
             place.up()
-            self._lose(frame, name, error)
+            self._lose(frame, child, error)
 
-    def _lose(self, frame: _Frame, name: bytes, error: OSError) -> None:
-        if error.errno != 2:
-            self._problems.append(Problem(self._shown(name), f"the directory cannot be read: {error.strerror}"))
-        del (frame.node.children or {})[name]
+    def _lose(self, frame: _Frame, directory: Node, error: OSError) -> None:
+        """It is gone, or it stands in the tree as one that could not be read: a restore must know of it."""
         self._changed.add(id(frame.node))
+        if error.errno == errno.ENOENT:
+            del (frame.node.children or {})[directory.name]
+        else:
+            directory.unreadable = True
+            self._problem(directory.name, f"the directory cannot be read: {error.strerror}")
 
     def _enter(self, place: beneath.Descent, node: Node, before: Node | None, skip: PathSet, key: bytes) -> None:
-        """List the present directory into ``node`` and read what changed of its files."""
+        """List the present directory into ``node`` and read what changed of its files.
+
+        Raises: OSError: the directory itself cannot be read; the walk stands where it stood.
+        """
         try:
             listed = beneath.list_directory(place.fd, self._options.max_entries - self._entries)
         except beneath.TooManyEntries as error:
@@ -157,7 +172,10 @@ class Scanner:
             ) from error
         frame = _Frame(node, before, skip, key)
         same = before is not None and self._is_same(node, before)
-        node.xattrs = before.xattrs if same and before else self._xattrs(place.fd, looked=False, root=not self._frames)
+        if same and before is not None:
+            node.xattrs = before.xattrs
+        else:
+            node.xattrs = self._reader.xattrs(place.fd, node.name, looked=False)
         if not same or before is None or before.attributes() != node.attributes():
             self._changed.add(id(node))
         self._frames.append(frame)
@@ -166,6 +184,9 @@ class Scanner:
         node.children = children
         for name, found in listed:
             if skip.holds(name):
+                if skip.keeps(name):
+                    for above in self._frames:
+                        above.node.stays = True
                 continue
             self._entries += 1
             child = self._visit(place.fd, name, found, earlier.get(name), frame)
@@ -180,30 +201,50 @@ class Scanner:
     ) -> Node | None:
         if stat.S_ISDIR(found.st_mode):
             frame.pending.append(name)
-            return _node(name, found)
-        if (
-            before is not None
-            and before.ino == found.st_ino
-            and before.ctime_ns == found.st_ctime_ns
-            and before.ctime_ns < self._clean_before_ns
-            and before.size == found.st_size
-            and before.mode == found.st_mode
-            and not before.unreadable
-            and found.st_ino not in self._dirty_inodes
-        ):
+            return node_of(name, found)
+        child: Node
+        if before is not None and self._is_unread(node_of(name, found), before):
             child = before
         else:
             try:
-                child = self._read(directory_fd, name)
+                child = self._twin(name, found) or self._read(directory_fd, name, found)
             except FileNotFoundError:
                 return None
             if before is None or before.attributes() != child.attributes() or before.content() != child.content():
                 self._changed.add(id(frame.node))
         if found.st_nlink > 1:
-            self._linked.setdefault(child.ino, []).append((child, path_key(frame.key, name), frame.node))
+            met = _Name(child, path_key(frame.key, name), frame.node, found.st_nlink)
+            self._linked.setdefault((found.st_dev, found.st_ino), []).append(met)
         elif child.link is not None:
             child = self._relinked(child, None, frame.node)
         return child
+
+    def _is_unread(self, node: Node, before: Node) -> bool:
+        return (
+            self._is_same(node, before)
+            and before.size == node.size
+            and before.mode == node.mode
+            and not before.unreadable
+            and node.ino not in self._dirty_inodes
+        )
+
+    def _read(self, directory_fd: int, name: bytes, listed: os.stat_result) -> Node:
+        self._reread += 1
+        node, trouble = self._reader.read(directory_fd, name, listed)
+        if trouble:
+            self._problem(name, trouble)
+        return node
+
+    def _twin(self, name: bytes, found: os.stat_result) -> Node | None:
+        """The entry under another of its names, if this walk has met it: many names of one file are read once."""
+        known = self._linked.get((found.st_dev, found.st_ino))
+        if known is None or known[0].node.ctime_ns != found.st_ctime_ns:
+            return None
+        twin = copy.copy(known[0].node)
+        twin.name = name
+        if twin.unreadable:
+            self._problem(name, "cannot be read under its other name either")
+        return twin
 
     def _relinked(self, node: Node, link: bytes | None, directory: Node) -> Node:
         """The node in another hardlink group: a copy, since the last walk's tree may share it."""
@@ -212,105 +253,39 @@ class Scanner:
         self._changed.add(id(directory))
         return node
 
-    def _read(self, directory_fd: int, name: bytes) -> Node:
-        """Everything about one entry that is no directory; what cannot be read becomes a problem."""
-        self._reread += 1
-        with beneath.closing(beneath.look(directory_fd, name)) as looked:
-            found = os.fstat(looked)
-            node = _node(name, found)
-            try:
-                node.xattrs = self._xattrs(looked, looked=True)
-                if stat.S_ISLNK(found.st_mode):
-                    node.target = os.readlink(b"", dir_fd=looked)
-                elif stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
-                    node.rdev = found.st_rdev
-                elif stat.S_ISREG(found.st_mode):
-                    self._read_content(looked, node)
-            except OSError as error:
-                node.unreadable = node.is_regular
-                self._problems.append(Problem(self._shown(name), f"cannot be read: {error.strerror}"))
-        return node
-
-    def _read_content(self, looked: int, node: Node) -> None:
-        with beneath.closing(beneath.open_regular(looked)) as file:
-            for _ in range(_READ_TRIES):
-                before = os.fstat(file)
-                node.size, node.ctime_ns, node.mtime_ns = before.st_size, before.st_ctime_ns, before.st_mtime_ns
-                node.segments = self._segments(file, before.st_size)
-                after = os.fstat(file)
-                if (after.st_size, after.st_ctime_ns) == (before.st_size, before.st_ctime_ns):
-                    return
-        node.unreadable = True
-        self._problems.append(Problem(self._shown(node.name), "was written to while it was read, every time"))
-
-    def _segments(self, file: int, size: int) -> tuple[Segment, ...]:
-        """The blocks of a file that are not all zero.
-
-        Whole aligned blocks whatever the layout on the disk, so that equal content has equal segments.
-        """
-        if size == 0:
-            return ()
-        if size <= BLOCK_BYTES:
-            data = os.pread(file, size, 0)
-            self._count(len(data))
-            return () if data == _ZERO[: len(data)] else (Segment(0, len(data), self._put(data)),)
-        segments: list[Segment] = []
-        position = 0
-        while position < size:
-            try:
-                position = os.lseek(file, position, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == 6:  # ENXIO: only a hole follows
-                    break
-                raise
-            position -= position % BLOCK_BYTES
-            data = os.pread(file, min(BLOCK_BYTES, size - position), position)
-            if not data:
-                break
-            if data != _ZERO[: len(data)]:
-                self._count(len(data))
-                segments.append(Segment(position, len(data), self._put(data)))
-            position += BLOCK_BYTES
-        return tuple(segments)
-
-    def _count(self, size: int) -> None:
-        self._content_bytes += size
-        if self._content_bytes > self._options.max_content_bytes:
-            raise LimitExceeded(f"more than {self._options.max_content_bytes} changed bytes (max_content_bytes)")
-
-    def _xattrs(self, descriptor: int, *, looked: bool, root: bool = False) -> tuple[tuple[str, bytes], ...]:
-        found = beneath.read_xattrs(descriptor, looked=looked)
-        if root:
-            found = tuple(pair for pair in found if pair[0] not in ROOT_ONLY_XATTRS)
-        if found and sum(len(name) + len(value) for name, value in found) > self._options.max_xattr_bytes:
-            raise LimitExceeded(f"{self._shown(b'')}: more than {self._options.max_xattr_bytes} bytes of attributes")
-        return found
+    def _problem(self, name: bytes, reason: str) -> None:
+        self._problems.append(Problem(self._shown(name), reason))
 
     def _is_same(self, node: Node, before: Node) -> bool:
-        return node.ino == before.ino and node.ctime_ns == before.ctime_ns < self._clean_before_ns
+        if self._index is None or (node.ino, node.ctime_ns) != (before.ino, before.ctime_ns):
+            return False
+        racy_ns = _RACY_NS if node.ctime_ns % 1_000_000_000 else _COARSE_RACY_NS
+        return node.ctime_ns < self._index.taken_ns - racy_ns
 
     def _link_groups(self) -> None:
         """Give each hardlink group the id of its first member; a sole member is a plain file."""
         for members in self._linked.values():
-            link = members[0][1] if len(members) > 1 else None
-            for node, _, directory in members:
+            link = members[0].key if len(members) > 1 else None
+            for node, _, directory, names in members:
                 if node.link != link:
-                    (directory.children or {})[node.name] = self._relinked(node, link, directory)
+                    node = self._relinked(node, link, directory)
+                    (directory.children or {})[node.name] = node
+                node.shared = len(members) < names
 
     def _encode(self, root: Node, before: Node | None) -> bytes:
         """Store every changed directory, children first; unchanged ones keep their digests."""
-        stack: list[tuple[Node, Node | None, bool]] = [(root, before, False)]
+        stack: list[tuple[Node, Node | None]] = [(root, before)]
         order: list[tuple[Node, Node | None, Node | None]] = []
         parents: list[Node | None] = [None]
         while stack:
-            node, earlier, _ = stack.pop()
+            node, earlier = stack.pop()
             parent = parents.pop()
             order.append((node, earlier, parent))
             known = (earlier.children if earlier else None) or {}
             for child in (node.children or {}).values():
-                if child.is_directory:
+                if child.is_directory and not child.unreadable:
                     match = known.get(child.name)
-                    stack.append((child, match if match is not None and match.is_directory else None, False))
+                    stack.append((child, match if match is not None and match.is_directory else None))
                     parents.append(node)
         for node, earlier, parent in reversed(order):
             if id(node) not in self._changed and earlier is not None and earlier.digests is not None:
@@ -326,11 +301,3 @@ class Scanner:
         if len(self._frames) > 64 or len(path) > _SHOWN_PATH_BYTES:
             path = b"..." + path[-_SHOWN_PATH_BYTES:]
         return os.fsdecode(path if path.startswith(b"...") else b"/" + path.lstrip(b"/"))
-
-
-def _node(name: bytes, found: os.stat_result) -> Node:
-    node = Node(name, found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns)
-    node.ino = found.st_ino
-    node.ctime_ns = found.st_ctime_ns
-    node.size = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
-    return node

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snapshot_drivers import beneath
@@ -46,6 +46,18 @@ class Sources:
 
     trees: list[Source] = field(default_factory=list)
     left_out: list[CoverageItem] = field(default_factory=list)
+
+
+def without(target: Target, excluded: Iterable[str]) -> Target:
+    """The same container, with the mounts on and below excluded paths left as they are."""
+    paths = tuple(excluded)
+    mounts = tuple(
+        replace(mount, capture=False, reason="excluded by the task: left as it is")
+        if mount.capture and any(f"{mount.path}/".startswith(f"{path.rstrip('/')}/") for path in paths)
+        else mount
+        for mount in target.mounts
+    )
+    return replace(target, mounts=mounts)
 
 
 @contextmanager
@@ -100,14 +112,18 @@ def _open_memory(found: Sources, target: Target, open_mounts: OpenMounts) -> Non
             found.left_out.append(_item(mount, CoverageState.MISSING, "the container does not run"))
         return
     opened = open_mounts(target, [mount.path for mount in wanted])
-    for mount in wanted:
-        if mount.path in opened:
-            with beneath.closing(opened[mount.path]) as looked:
+    try:
+        for mount in wanted:
+            if mount.path in opened:
+                looked = opened[mount.path]
                 root_fd = os.open(f"/proc/self/fd/{looked}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            found.trees.append(Source(StateKind.TMPFS, mount.path, None, root_fd, None))
-        else:
-            reason = "no mount of the engine's stands there any more"
-            found.left_out.append(_item(mount, CoverageState.MISSING, reason))
+                found.trees.append(Source(StateKind.TMPFS, mount.path, None, root_fd, None))
+            else:
+                reason = "no mount of the engine's stands there any more"
+                found.left_out.append(_item(mount, CoverageState.MISSING, reason))
+    finally:
+        for looked in opened.values():
+            os.close(looked)
 
 
 def _item(mount: Mount, state: CoverageState, reason: str) -> CoverageItem:

@@ -48,6 +48,8 @@ class ContentStore:
         self._packs = root / PACKS
         self._packs.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._known: set[str] = set()
+        self._damaged: list[str] = []
+        self._looked = False
         self._where: dict[bytes, tuple[str, int, int]] = {}
         self._open: dict[str, int] = {}
 
@@ -57,7 +59,7 @@ class ContentStore:
             os.close(self._open.popitem()[1])
 
     def __contains__(self, digest: bytes) -> bool:
-        if not self._known:
+        if not self._looked:
             self._look_for_packs()
         return digest in self._where
 
@@ -71,8 +73,9 @@ class ContentStore:
             self._look_for_packs()
             place = self._where.get(digest)
         if place is None:
+            damage = "".join(f"; {text}" for text in self._damaged)
             raise StoreDamaged(
-                f"object {digest.hex()} is in no pack below {self._packs}; snapshots that need it are lost"
+                f"object {digest.hex()} is in no pack below {self._packs}; snapshots that need it are lost{damage}"
             )
         pack_id, offset, length = place
         try:
@@ -93,17 +96,9 @@ class ContentStore:
 
         Raises: CaptureError: the disk is full or cannot be written.
         """
-        writer = PackWriter(self, self._packs, pack_id)
-        try:
-            with writer:
-                yield writer
-                writer.commit()
-        except OSError as error:
-            if error.errno in (28, 122, 30):  # ENOSPC, EDQUOT, EROFS
-                raise CaptureError(
-                    f"cannot store the snapshot below {self._packs}: {error.strerror}; free space there"
-                ) from error
-            raise
+        with PackWriter(self, self._packs, pack_id) as writer:
+            yield writer
+            writer.commit()
 
     def adopt(self, pack_id: str, index: list[tuple[bytes, int, int]]) -> None:
         """The objects of a committed pack can be read from now on."""
@@ -120,9 +115,18 @@ class ContentStore:
         return self._open[pack_id]
 
     def _look_for_packs(self) -> None:
+        """Packs that cannot be read cost their own objects, not those of others."""
+        self._looked = True
         for path in sorted(self._packs.glob(f"*{_SUFFIX}")):
-            if not path.name.startswith(_TEMPORARY) and path.stem not in self._known:
+            if path.name.startswith(_TEMPORARY) or path.stem in self._known:
+                continue
+            try:
                 self.adopt(path.stem, read_index(path))
+            except FileNotFoundError:
+                continue
+            except (StoreDamaged, OSError) as error:
+                self._known.add(path.stem)
+                self._damaged.append(str(error))
 
 
 def read_index(path: Path) -> list[tuple[bytes, int, int]]:
@@ -146,7 +150,7 @@ def read_index(path: Path) -> list[tuple[bytes, int, int]]:
 
 
 class PackWriter:
-    """One pack in the making."""
+    """One pack in the making. After an error of the disk nothing more is taken: the pack would be torn."""
 
     def __init__(self, store: ContentStore, directory: Path, pack_id: str) -> None:
         """Nothing is written before the first new object."""
@@ -156,6 +160,7 @@ class PackWriter:
         self._temporary = directory / f"{_TEMPORARY}{pack_id}"
         self._file: BinaryIO | None = None
         self._position = 0
+        self._failure: OSError | None = None
         self._index: dict[bytes, tuple[int, int]] = {}
         self.stored_bytes = 0
         """Bytes of new objects so far."""
@@ -167,15 +172,62 @@ class PackWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # it writes what is left, which may be what failed
+                self._file.close()
             with suppress(FileNotFoundError):
                 self._temporary.unlink()
 
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._index or digest in self._store
+
     def put(self, data: bytes) -> bytes:
-        """Store one object unless the store has it; answers its digest. It can be read back after ``commit``."""
+        """Store one object unless the store has it; answers its digest. It can be read back after ``commit``.
+
+        Raises: CaptureError: the disk is full or cannot be written.
+        """
         digest = digest_of(data)
-        if digest in self._index or digest in self._store:
+        if digest in self:
             return digest
+        with self._writing():
+            self._append(data)
+        self._index[digest] = (self._position, len(data))
+        self._position += len(data)
+        self.stored_bytes += len(data)
+        return digest
+
+    def commit(self) -> None:
+        """The pack is on the disk under its final name, and the store reads from it. An empty one leaves no file.
+
+        Raises: CaptureError: the disk is full or cannot be written.
+        """
+        index = [(digest, offset, length) for digest, (offset, length) in self._index.items()]
+        with self._writing():
+            if self._file is None:
+                return
+            encoded = msgpack.packb(index)
+            self._file.write(encoded)
+            self._file.write(_TRAILER.pack(len(encoded), digest_of(encoded), MAGIC))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._temporary.rename(self._directory / (self._pack_id + _SUFFIX))
+            sync_directory(self._directory)
+        self._file.close()
+        self._file = None
+        self._store.adopt(self._pack_id, index)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            yield
+        except OSError as error:
+            self._failure = error
+            raise CaptureError(
+                f"cannot store the snapshot below {self._directory}: {error.strerror}; see to the disk there"
+            ) from error
+
+    def _append(self, data: bytes) -> None:
         if self._file is None:
             descriptor = os.open(
                 self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
@@ -184,23 +236,3 @@ class PackWriter:
             self._file.write(MAGIC)
             self._position = len(MAGIC)
         self._file.write(data)
-        self._index[digest] = (self._position, len(data))
-        self._position += len(data)
-        self.stored_bytes += len(data)
-        return digest
-
-    def commit(self) -> None:
-        """The pack is on the disk under its final name, and the store reads from it. An empty one leaves no file."""
-        if self._file is None:
-            return
-        index = [(digest, offset, length) for digest, (offset, length) in self._index.items()]
-        encoded = msgpack.packb(index)
-        self._file.write(encoded)
-        self._file.write(_TRAILER.pack(len(encoded), digest_of(encoded), MAGIC))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self._temporary.rename(self._directory / (self._pack_id + _SUFFIX))
-        sync_directory(self._directory)
-        self._store.adopt(self._pack_id, index)

@@ -54,6 +54,28 @@ class StoredFile(BaseModel):
     mtime_ns: int
 
 
+class StoredImage(BaseModel):
+    """One image file of captured processes, by content."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    blocks: tuple[str, ...]
+    """Hex digests of its pieces, in order."""
+
+
+class StoredProcesses(BaseModel):
+    """The processes of a snapshot: their images, what they must be again, and the mark that nobody edited either."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    images: tuple[StoredImage, ...]
+    facts: str
+    """JSON: what each process was, to be compared before it goes on."""
+    seal: str = ""
+    """HMAC of the whole manifest with this field empty, by the data directory's own key."""
+
+
 class Manifest(BaseModel):
     """Everything that a restore needs to know."""
 
@@ -68,6 +90,7 @@ class Manifest(BaseModel):
     """The image's layers on the host that captured it: overlayfs' own attributes mean something only above these."""
     trees: tuple[StoredTree, ...]
     etc_files: tuple[StoredFile, ...]
+    processes: StoredProcesses | None = None
 
 
 def new_snapshot_id() -> str:

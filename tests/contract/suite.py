@@ -184,6 +184,21 @@ class DriverContract(abc.ABC):
             subject.driver.stage(subject.target(), snapshot.snapshot_id, subject.options)
         assert subject.tree() == before
 
+    def test_verify_tells_whole_snapshots_from_damaged_and_missing_ones(self, subject: Subject) -> None:
+        subject.sh("head -c 100000 /dev/urandom > $R/w/f")
+        first = subject.capture()
+        subject.sh("echo 2 > $R/w/g")
+        second = subject.capture(first)
+        names = [first.snapshot_id, second.snapshot_id, "s-" + "0" * 26]
+        for content in (False, True):
+            found = subject.driver.verify(names, content=content)
+            assert [bool(found[name]) for name in names] == [False, False, True]
+        subject.driver.forget(second.snapshot_id)
+        assert [bool(problems) for problems in subject.driver.verify(names).values()] == [False, True, True]
+        subject.damage_content()
+        subject.reopen()
+        assert all(subject.driver.verify(names, content=True).values())
+
     @pytest.mark.parametrize("name", ["s-" + "0" * 26, "../../etc/passwd", ""])
     def test_an_unknown_snapshot_is_named(self, subject: Subject, name: str) -> None:
         with pytest.raises(UnknownSnapshot):

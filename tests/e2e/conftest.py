@@ -17,6 +17,7 @@ from orchestrator.engine import Engine
 from orchestrator.errors import HostError
 from orchestrator.task import TaskSpec
 from tests.built_helpers import built_helpers
+from tests.e2e.case_cli import Cli
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = ("orchestrator-base:latest", "base:test")
@@ -93,3 +94,18 @@ def container(
     for one in made:
         one.remove()
         engine.release_image(one.config.run_id)
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, data_dir: DataDir, engine: Engine, base_image: str, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Cli]:
+    """The command line, on the test's data directory; its runs are removed afterwards."""
+    if shutil.which("docker") is None:
+        pytest.skip("needs the docker command")
+    mask = os.umask(0o077)
+    found = Cli(tmp_path, data_dir, engine, base_image, capsys)
+    yield found
+    for run in data_dir.runs():
+        found("rm", run.run_id)
+    os.umask(mask)

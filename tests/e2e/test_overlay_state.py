@@ -191,7 +191,7 @@ def test_a_stopped_container_is_captured_by_its_files_and_says_so(subject: Overl
     subject.kill()
     snapshot = subject.capture()
     missing = {item.path for item in snapshot.coverage.items if item.state is CoverageState.MISSING}
-    assert missing == {"/dev/shm", "/tm"}
+    assert missing == {"/dev", "/dev/shm", "/tm"}
     assert not snapshot.coverage.complete
     subject.start()
     subject.sh("echo 2 > /w/f")

@@ -22,7 +22,7 @@ from orchestrator.answer import BoundedOutput
 from orchestrator.checks import CheckResult, Submission, run_checklist
 from orchestrator.context_log import ContextLog
 from orchestrator.events import Event, Message
-from orchestrator.launcher import ExecResult
+from orchestrator.launcher import Cut, ExecResult, never
 from orchestrator.model import Model
 from orchestrator.observer import Observer
 from orchestrator.runner import RunResult, run
@@ -90,6 +90,7 @@ class DirectoryContainer:
         cwd: str | None = None,
         timeout_s: float = 300.0,
         output_limit_bytes: int = 16_000,
+        cut: Cut = never,
     ) -> ExecResult:
         """Runs as the tests' own user, whoever ``user`` is."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
@@ -107,25 +108,28 @@ class DirectoryContainer:
                 start_new_session=True,
             )
             self._groups.add(process.pid)
-            timed_out = False
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                timed_out = True
+            reason: str | None = None
+            while process.poll() is None and reason is None and time.monotonic() < began + timeout_s:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(min(0.02, timeout_s))
+                reason = cut()
+            timed_out = process.poll() is None
+            if timed_out:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             stream.seek(0)
             output.add(stream.read())
         written.unlink()
-        kept, cut = output.value()
+        kept, dropped = output.value()
         code = process.returncode
         return ExecResult(
             exit_code=None if timed_out else code if code >= 0 else 128 - code,
             output=kept,
-            truncated_bytes=cut,
-            timed_out=timed_out,
+            truncated_bytes=dropped,
+            timed_out=timed_out and reason is None,
             duration_ms=(time.monotonic() - began) * 1000,
             left_running=not timed_out and _has_members(process.pid),
+            cut=reason if timed_out else None,
         )
 
     def background(
@@ -146,6 +150,10 @@ class DirectoryContainer:
     def other_processes(self) -> int:
         """Groups of commands in which something goes on."""
         return sum(_has_members(group) for group in self._groups)
+
+    def commands(self) -> list[str]:
+        """Nobody here asks for them."""
+        return []
 
     def remove(self) -> None:
         """The directory stays: a test looks at it."""
@@ -221,7 +229,7 @@ class Bench:
             log,
             self.container,
             self.driver,
-            check=lambda _: self.check(),
+            check=lambda session: self.check(session.cut),
             observer=self.recorder,
             resources=resources,
         )
@@ -229,14 +237,14 @@ class Bench:
             session.begin()
         return session
 
-    def check(self) -> Submission:
+    def check(self, cut: Cut = never) -> Submission:
         """The checklist, on the directory itself."""
 
         def result(check: CheckSpec) -> CheckResult:
-            done = self.container.exec(check.probe or check.scratch or "", timeout_s=check.timeout_s)
+            done = self.container.exec(check.probe or check.scratch or "", timeout_s=check.timeout_s, cut=cut)
             return CheckResult(satisfied=done.exit_code == 0, exit_code=done.exit_code)
 
-        return run_checklist(self.loaded.spec.checklist, probe=result, scratch=result)
+        return run_checklist(self.loaded.spec.checklist, probe=result, scratch=result, cut=cut)
 
     def run(self) -> RunResult:
         """Drive the run to its end."""

@@ -30,7 +30,7 @@ WHOLE = Coverage.of([CoverageItem(kind=StateKind.ROOTFS, path="/", state=Coverag
 class RunBuilder:
     """Appends what a driven run appends, in the order of the alignment rules."""
 
-    def __init__(self, path: Path, run_id: str = "r1", *, manual: bool = False) -> None:
+    def __init__(self, path: Path, run_id: str = "r1", *, manual: bool = False, driver: str = "memory") -> None:
         self.log = ContextLog.open(path, run_id, writer=True)
         self.steps = 0
         if not self.log.events:
@@ -40,7 +40,7 @@ class RunBuilder:
                     parent_seq=None,
                     task={"name": "t", "agent": {"kind": "manual" if manual else "function-calling"}},
                     tools=[],
-                    driver="memory",
+                    driver=driver,
                     container="orchestrator-" + run_id,
                     messages=[{"role": "system", "content": "be good"}, {"role": "user", "content": "fix it"}],
                 )

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.checks import CheckResult, Scratch, run_checklist
 from orchestrator.errors import HostError
+from orchestrator.launcher import Cut
 from orchestrator.task import CheckSpec
 from snapshot_drivers.errors import EngineError
 
@@ -93,7 +94,7 @@ class Forks:
         finally:
             self.log.append("gone")
 
-    def exec(self, command: str, /, *, user: str, timeout_s: float, output_limit_bytes: int) -> Ended:
+    def exec(self, command: str, /, *, user: str, timeout_s: float, output_limit_bytes: int, cut: Cut) -> Ended:
         self.log.append(f"{user}: {command} ({timeout_s:.0f} s)")
         if isinstance(self.answer, Exception):
             raise self.answer

@@ -20,7 +20,7 @@ from tests.unit.run_builder import RunBuilder
 
 ROW_FIELDS = {
     "breakpoint_id", "parent_id", "kind", "step", "created_at", "driver", "snapshot_id", "live", "head", "note",
-    "progress", "files_changed", "capture_ms", "waited_ms", "stored_bytes", "coverage",
+    "progress", "files_changed", "capture_ms", "waited_ms", "stored_bytes", "coverage", "damaged",
 }  # fmt: skip
 HOSTILE = "[/foo] [link=https://x.invalid]y[/link] \x1b]52;c;x\x07 \u202e \udcff \x00"
 

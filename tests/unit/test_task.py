@@ -284,6 +284,34 @@ def test_keys_are_not_written_into_a_task(load: Loader, key: str) -> None:
     assert f"model.extra.{key}: parameters are logged" in load.error(text)
 
 
+@pytest.mark.parametrize("key", ["api_base", "stream", "fallbacks", "max_retries", "messages"])
+def test_model_parameters_that_are_the_product_s_own_are_refused(load: Loader, key: str) -> None:
+    text = HEAD.replace("{name: scripted/a.yaml}", f"{{name: m, extra: {{{key}: x}}}}")
+    assert f"model.extra.{key}: " in load.error(text)
+
+
+def model_at(address: str) -> str:
+    return HEAD.replace("{name: scripted/a.yaml}", f'{{name: openai/m, api_base: "{address}"}}')
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8000/v1", "http://localhost/v1/", "http://[::1]:1/v1"])
+def test_a_model_on_this_host_needs_no_trust(load: Loader, address: str) -> None:
+    spec = load(model_at(address)).spec
+    assert spec.model is not None and spec.model.api_base == address.rstrip("/")
+
+
+@pytest.mark.parametrize("address", ["https://example.org/v1", "http://127.0.0.1.example.org/v1", "http://10.0.0.1/v1"])
+def test_a_task_may_send_the_operator_s_key_elsewhere_only_when_trusted(load: Loader, address: str) -> None:
+    with pytest.raises(Refused, match="the key in your environment"):
+        load(model_at(address))
+    assert load(model_at(address), trust=True).spec.model is not None
+
+
+@pytest.mark.parametrize("address", ["example.org", "ftp://x/v1", "http://user:pw@x/v1", "http://x/v1?key=1"])
+def test_an_address_that_is_none_or_holds_a_key_is_refused(load: Loader, address: str) -> None:
+    assert "model.api_base: " in load.error(model_at(address))
+
+
 def test_sizes() -> None:
     assert [parse_size(text) for text in ("512m", "2G", "10kb", "7", 9)] == [512 * 2**20, 2 * 2**30, 10240, 7, 9]
     for bad in ("", "m", "-1", "1.5g", "0", 0, True, None, "1 m", "٣"):

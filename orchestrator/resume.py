@@ -1,0 +1,100 @@
+"""Takes a run up in another process: its head is read from the log, and the container is put where the head says.
+
+Whatever the process before did after the last line of the log is undone with it: a snapshot that no line names is
+garbage, a tool call without a line runs again from the state before it. Nothing here depends on how far an earlier try
+to resume came, so it may be cut off and repeated as often as one likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from orchestrator.agent_messages import nudge
+from orchestrator.ending import limits_now
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import ResumeEvent
+from orchestrator.memory import restart_text
+from orchestrator.resume_point import RESTARTED, OpenStep, ResumePoint, last_container_id, resume_point
+from orchestrator.session import Session
+from snapshot_drivers.crash_points import reached
+from snapshot_drivers.errors import RestoreRefused, SnapshotError
+
+
+class TakenUp(NamedTuple):
+    """What is left to do before the run goes on as ever; by default nothing, as for a new run."""
+
+    at_breakpoint: bool = False
+    """Its last checkpoint is the breakpoint of the next request."""
+    step: OpenStep | None = None
+    """Its remaining calls run first."""
+    news: str | None = None
+    """What the first of them tells the agent beside its result."""
+    previous_container_id: str | None = None
+
+
+def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
+    """Conversation and container are at the run's head; ``raised``: limits, by name, for the rest of the run.
+
+    ``session`` was opened with ``resume``. A rewind or restore that was cut off has been finished.
+
+    Raises: RestoreRefused: the state at the head was not captured. TaskError: the set-up, run again, failed.
+        ContainerLost, LogDamaged, SnapshotError, HostError: it can be tried again.
+    """
+    journal = session.journal
+    previous = last_container_id(journal.events)
+    point = resume_point(journal.events)
+    if not journal.events and not session.log.damage:
+        _set_up(session, first_line=True)
+        return TakenUp(previous_container_id=previous)
+    journal.add(
+        ResumeEvent(
+            **journal.place(),
+            before=point.snapshot_id,
+            after=point.snapshot_id,
+            container=session.container.name,
+            container_id=session.container.container_id,
+            previous_container_id=previous,
+            limits=dict(raised),
+        )
+    )
+    reached("after-resume-line")
+    session.limit(limits_now(session.spec.limits, journal.events))
+    if point.before_first_step:
+        _set_up(session, first_line=False)
+        return TakenUp(previous_container_id=previous)
+    session.observer.status("putting the container where the run stands")
+    finished = session.rewinder.finish_unfinished()
+    point = resume_point(journal.events)
+    if point.snapshot_id is None:
+        raise RestoreRefused(
+            f"the container's state at the end of run {session.run_id} was not captured: go back to a breakpoint "
+            f"(orchestrator restore {session.run_id} BREAKPOINT), then resume"
+        )
+    if finished is None:
+        session.rewinder.reinstate(point.snapshot_id)
+    return _told(session, point, point.snapshot_id, previous)
+
+
+def _told(session: Session, point: ResumePoint, snapshot_id: str, previous: str | None) -> TakenUp:
+    """The conversation says what the agent lost; inside a step its next result does: no message may come before it."""
+    journal, step = session.journal, point.step
+    if step is not None and not step.answer.messages[0].get("tool_calls"):
+        journal.note("the answer called no tool", say=[nudge(step.answer.finish_reason, step.answer.messages[0])])
+        step = None
+    text = None if point.programs_told else restart_text(session.driver.load(snapshot_id).coverage)
+    if text is None or step is not None:
+        return TakenUp(point.at_breakpoint, step, text, previous)
+    journal.note(RESTARTED, say=[{"role": "user", "content": text}])
+    return TakenUp(previous_container_id=previous)
+
+
+def _set_up(session: Session, *, first_line: bool) -> None:
+    try:
+        if first_line:
+            session.begin()
+        else:
+            session.set_up()
+    except (OrchestratorError, SnapshotError) as error:
+        session.abandon(str(error))
+        raise

@@ -1,0 +1,1 @@
+"""The driver that takes processes along with the files."""

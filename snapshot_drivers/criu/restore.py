@@ -1,0 +1,155 @@
+"""After the files: the tree comes back, stands still, is compared, and only then goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snapshot_drivers import cgroups
+from snapshot_drivers.base import RestoreReport, Staged, Target
+from snapshot_drivers.criu import rpc
+from snapshot_drivers.criu.capture import namespaces
+from snapshot_drivers.criu.compare import compare
+from snapshot_drivers.criu.gateway import Call, CriuError, Gateway, Place, restore_options
+from snapshot_drivers.criu.images import write_images
+from snapshot_drivers.criu.tcp import destroy_outside
+from snapshot_drivers.criu.trees import Running, look, members
+from snapshot_drivers.errors import RestoreError
+from snapshot_drivers.store.content import ContentStore
+from snapshot_drivers.store.manifest import StoredProcesses
+
+_ROOM = 100
+"""Pid numbers between those that come back and CRIU's own."""
+
+
+class StagedProcesses:
+    """A staged restore of files, with processes to follow (see ``base.Staged``)."""
+
+    def __init__(
+        self,
+        files: Staged,
+        processes: StoredProcesses,
+        *,
+        gateway: Gateway,
+        content: ContentStore,
+        directory: Path,
+        launcher: Path,
+        tcp: str,
+        keep_clock: bool,
+        timeout_s: float,
+    ) -> None:
+        """Reads and checks every image. Raises: StoreDamaged, UnsupportedHost, RestoreError: the disk is full."""
+        gateway.check()
+        self.snapshot = files.snapshot
+        self._files = files
+        self._gateway = gateway
+        self._launcher = launcher
+        self._tcp = tcp
+        self._timeout_s = timeout_s
+        self._processes = processes
+        self._content = content
+        self._directory = directory
+        self._keep_clock = keep_clock
+        known: dict[str, Any] = json.loads(processes.facts)
+        self._numbers: list[int] = known["numbers"]
+        self._facts: dict[str, dict[str, Any]] = known["processes"]
+        self._work = self._stage()
+
+    def _stage(self) -> Path:
+        work = Path(tempfile.mkdtemp(prefix="restore-", dir=self._directory))
+        try:
+            write_images(self._processes, work, self._content.read, keep_clock=self._keep_clock)
+        except OSError as error:
+            shutil.rmtree(work, ignore_errors=True)
+            raise RestoreError(f"cannot stage the processes of {self.snapshot.snapshot_id}: {error}") from error
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+        return work
+
+    def apply(self, *, verify: str = "difference") -> RestoreReport:
+        """See ``base.Staged.apply``."""
+        began = time.perf_counter()
+        report = self._files.apply(verify=verify)
+        if not self._work.exists():
+            self._work = self._stage()
+        try:
+            self._bring_back(report.target)
+        except (CriuError, OSError) as error:
+            kill_all(report.target)
+            raise RestoreError(f"the processes of {self.snapshot.snapshot_id} did not come back: {error}") from error
+        except RestoreError:
+            kill_all(report.target)
+            raise
+        shutil.rmtree(self._work, ignore_errors=True)
+        return replace(report, restore_ms=1e3 * (time.perf_counter() - began))
+
+    def discard(self) -> None:
+        """See ``base.Staged.discard``."""
+        self._files.discard()
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _bring_back(self, target: Target) -> None:
+        assert target.init_pid is not None
+        highest = max(self._numbers)
+        with ExitStack() as stack:
+            place = Place(
+                namespaces(target, stack),
+                groups=_groups(target, stack),
+                enter_pid=highest + _ROOM,
+                leave_pid=highest,
+            )
+            options = restore_options(tcp=self._tcp)
+            call = stack.enter_context(self._gateway.call(rpc.Kind.RESTORE, options, self._work, place))
+            call.wait("pre-resume", self._timeout_s)
+            try:
+                compare(self._now(target, call), self._facts, target.init_pid)
+                if self._tcp == "keep":
+                    destroy_outside(target.init_pid, target.container_id)
+            except (RestoreError, OSError):
+                kill_all(target)  # before CRIU lets go of it
+                raise
+            call.go_on()
+            call.wait(None, self._timeout_s)
+
+    def _now(self, target: Target, call: Call) -> Running:
+        """What runs, less CRIU itself: the helper's own children that are none of the tree."""
+        running = look(target, self._launcher)
+        everything = [*running.tree, *running.foreign]
+        ours = call.children()
+        return Running(
+            tuple(one for one in everything if not (one.pid in ours and str(one.inner) not in self._facts)), ()
+        )
+
+
+def kill_all(target: Target) -> None:
+    """Nothing runs in the container but PID 1."""
+    for pid in members(target):
+        if pid == target.init_pid:
+            continue
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                if pid in members(target):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+
+def _groups(target: Target, stack: ExitStack) -> list[int]:
+    """The container's ``cgroup.procs`` of every hierarchy."""
+    found = []
+    for hierarchy in cgroups.hierarchies():
+        directory = cgroups.container_directory(hierarchy, target.freeze_group, target.container_id)
+        if directory is not None:
+            found.append(os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            stack.callback(os.close, found[-1])
+    return found
