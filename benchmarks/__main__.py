@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -63,7 +64,7 @@ def timed(work: Callable[[int], object], rounds: int) -> list[float]:
 def row(state: str, what: str, times: list[float]) -> Row:
     """The figures of one series."""
     ordered = sorted(times)
-    return Row(state, what, statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))], len(ordered))
+    return Row(state, what, statistics.median(ordered), ordered[math.ceil(0.95 * len(ordered)) - 1], len(ordered))
 
 
 def measure(state: str, make: str, rounds: int, stack: ExitStack) -> list[Row]:
