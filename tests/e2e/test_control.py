@@ -116,7 +116,7 @@ def test_an_operator_takes_a_driven_run_where_he_wants_it(operator: Operator) ->
         bash(f"echo 2 > a; {HELD}"),
         bash("cat a; echo slow", delay_s=6.0, cost=0.25),
         bash("cat a; sleep 0.2; touch begun2", delay_s=5.0),
-        bash("ls; touch done"),
+        bash("ls; sleep 4; touch done"),  # the dropped answer of 6 s comes before the end
         SUBMIT,
     )
     follower = operator.start("log", run_id, "--follow") if operator.until(run_id, "run") else None
