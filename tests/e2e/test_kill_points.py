@@ -128,6 +128,8 @@ def finish(bench: Bench, run_id: str, quiet: Outcome, table: Table, point: str) 
         assert found.effects == quiet.effects
         assert found.results == quiet.results
         assert found.tree == quiet.tree
+        verified = bench.command("verify", run_id, "--content")
+        assert verified.code == 0, verified.output
         assert bench.left_behind(run_id) == []
         row = f"{point} | yes | yes"
     finally:
