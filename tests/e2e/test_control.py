@@ -107,6 +107,7 @@ def operator(tmp_path: Path, data_dir: DataDir, base_image: str, engine: Engine)
             process.kill()
             process.communicate()
     for run in data_dir.runs():
+        found.does("verify", run.run_id)
         found.does("rm", run.run_id)
 
 
