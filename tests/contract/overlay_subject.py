@@ -14,6 +14,7 @@ from typing import Any
 import docker
 import docker.errors
 
+from snapshot_drivers import beneath
 from snapshot_drivers.base import Mount, Snapshot, StateKind, Target
 from snapshot_drivers.overlay.driver import OverlayDriver
 from tests.built_helpers import built_helpers
@@ -60,6 +61,7 @@ class OverlaySubject(Subject):
 
     def close(self) -> None:
         self.driver.close()
+        self.empty_out()
         for container in (self.container, self.holder):
             with contextlib.suppress(docker.errors.APIError):
                 container.remove(force=True, v=True)
@@ -69,6 +71,14 @@ class OverlaySubject(Subject):
             with contextlib.suppress(OSError):
                 group.rmdir()
         self.client.close()
+
+    def empty_out(self) -> None:
+        """The engine holds a descriptor a level when it removes a tree, so it cannot remove one that is too deep."""
+        upper = self.upper
+        self.kill()
+        with beneath.closing(os.open(upper, os.O_RDONLY | os.O_DIRECTORY)) as root:
+            for name, _ in beneath.list_directory(root):
+                beneath.remove(root, name)
 
     @property
     def upper(self) -> Path:
