@@ -18,6 +18,7 @@ from orchestrator.container_config import LABEL_DATA_DIR, LABEL_RUN, ContainerCo
 from orchestrator.container_request import holder_request, workload_request
 from orchestrator.engine import Engine
 from orchestrator.errors import HostError
+from snapshot_drivers import beneath
 from snapshot_drivers.cgroups import hierarchies
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import EngineError
@@ -74,8 +75,25 @@ def remove_containers(engine: Engine, config: ContainerConfig) -> None:
     for name in (config.name, config.holder_name):
         found = engine.find(name)
         if found is not None and _is_ours(found["Config"], config):
-            engine.remove(found["Id"])
+            _remove(engine, found)
     remove_cgroups(config.cgroup_parent)
+
+
+def _remove(engine: Engine, found: dict[str, Any]) -> None:
+    """The container is gone, however deep a tree it made: the engine holds a descriptor a level, and gives up."""
+    try:
+        engine.remove(found["Id"])
+    except EngineError as error:
+        upper = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+        if upper is None:
+            raise
+        try:
+            with beneath.closing(beneath.open_below(Path(engine.facts().data_root), Path(upper))) as root:
+                for name, _ in beneath.list_directory(root):
+                    beneath.remove(root, name)
+        except OSError:
+            raise error from None
+        engine.remove(found["Id"])
 
 
 def remove_cgroups(parent: str) -> None:
