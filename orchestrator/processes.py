@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from snapshot_drivers.cgroups import container_directory, hierarchies, members
+from snapshot_drivers.command_line import command_line
 from snapshot_drivers.errors import ContainerNotRunning
 
 _STATUS: Final = re.compile(
@@ -54,8 +55,7 @@ class Processes:
         found = []
         for pid in self.pids():
             with suppress(OSError):
-                argv = Path(f"/proc/{pid}/cmdline").read_bytes()[:200]
-                found.append(" ".join(argv.replace(b"\0", b" ").decode("utf-8", "replace").split()))
+                found.append(command_line(pid))
         return [command for command in found if not command.startswith("/.orchestrator/")]
 
     def in_session(self, session: int) -> list[int]:

@@ -20,6 +20,7 @@ from snapshot_drivers.base import (
     StateKind,
     Target,
 )
+from snapshot_drivers.command_line import command_line
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, ContainerNotRunning
 from snapshot_drivers.freezer import Freezer
@@ -204,11 +205,10 @@ class Capture:
         for pid in pids:
             try:
                 status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
-                argv = Path(f"/proc/{pid}/cmdline").read_bytes()[:200]
+                shown = command_line(pid)
             except OSError:
                 continue
             inside = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "?")
-            shown = " ".join(argv.replace(b"\0", b" ").decode("utf-8", "replace").split())
             if inside != "1" and not shown.startswith("/.orchestrator/"):
                 found.append(f"pid {inside} {shown or '(no command line)'}")
         items = [

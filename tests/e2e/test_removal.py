@@ -90,3 +90,11 @@ def test_a_run_with_a_damaged_log_or_record_can_still_be_cleaned_and_removed(cli
     for run in (log, record):
         cli("rm", run)
         assert cli.left(run) == []
+
+
+def test_a_tree_too_deep_for_the_engine_is_removed_with_its_run(cli: Cli) -> None:
+    run = cli.manual()
+    dig = "import os; os.chdir('/root')\nfor _ in range(19000): os.mkdir('n' * 200); os.chdir('n' * 200)"
+    cli.sh(run, f'python3 -c "{dig}"')
+    cli.json("rm", run)
+    assert not docker("ps", "-aq", "--filter", f"name=orchestrator-{run}").strip()
