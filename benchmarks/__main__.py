@@ -76,6 +76,7 @@ def measure(state: str, make: str, rounds: int, stack: ExitStack) -> list[Row]:
     loaded = load_task(place / "task.yaml", environ={})
     session = stack.enter_context(Session.create(loaded, data_dir, Engine.connect(), run_id=f"bench-{os.getpid()}"))
     stack.callback(session.remove_container)
+    session.begin()
     session.exec(make)
     first = session.checkpoint(note="first")
     time.sleep(0.1)

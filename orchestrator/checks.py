@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from orchestrator.errors import HostError, OrchestratorError
 from orchestrator.events import Progress
-from orchestrator.launcher import Cut, never
+from orchestrator.launcher import Cut, CutShort, never
 from orchestrator.task import CheckSpec
 from snapshot_drivers.base import Target
 from snapshot_drivers.errors import SnapshotError
@@ -55,14 +55,6 @@ class Submission:
 
 
 RunCheck = Callable[[CheckSpec], CheckResult]
-
-
-class CutShort(Exception):
-    """The checklist had to end before its time (``reason``, in a word): the submission does not count."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def run_checklist(checks: Sequence[CheckSpec], *, probe: RunCheck, scratch: RunCheck, cut: Cut = never) -> Submission:

@@ -51,6 +51,14 @@ def never() -> None:
     """Nothing is cut short."""
 
 
+class CutShort(Exception):
+    """What was under way had to end before its time (``reason``, in a word): it does not count."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 _LOST: Final = "the launcher was ended from inside the container, and the command with it"
 
 

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from orchestrator.agent_messages import nudge
 from orchestrator.ending import limits_now
-from orchestrator.errors import OrchestratorError
 from orchestrator.events import ResumeEvent
 from orchestrator.memory import restart_text
 from orchestrator.resume_point import RESTARTED, OpenStep, ResumePoint, last_container_id, resume_point
 from orchestrator.session import Session
 from snapshot_drivers.crash_points import reached
-from snapshot_drivers.errors import RestoreRefused, SnapshotError
+from snapshot_drivers.errors import RestoreRefused
 
 
 class TakenUp(NamedTuple):
@@ -30,7 +29,6 @@ class TakenUp(NamedTuple):
     """Its remaining calls run first."""
     news: str | None = None
     """What the first of them tells the agent beside its result."""
-    previous_container_id: str | None = None
 
 
 def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
@@ -39,14 +37,14 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
     ``session`` was opened with ``resume``. A rewind or restore that was cut off has been finished.
 
     Raises: RestoreRefused: the state at the head was not captured. TaskError: the set-up, run again, failed.
-        ContainerLost, LogDamaged, SnapshotError, HostError: it can be tried again.
+        CutShort: the run has to end during the set-up. ContainerLost, LogDamaged, SnapshotError, HostError: it can be
+        tried again.
     """
     journal = session.journal
-    previous = last_container_id(journal.events)
     point = resume_point(journal.events)
     if not journal.events and not session.log.damage:
-        _set_up(session, first_line=True)
-        return TakenUp(previous_container_id=previous)
+        session.begin()
+        return TakenUp()
     journal.add(
         ResumeEvent(
             **journal.place(),
@@ -54,15 +52,15 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
             after=point.snapshot_id,
             container=session.container.name,
             container_id=session.container.container_id,
-            previous_container_id=previous,
+            previous_container_id=last_container_id(journal.events),
             limits=dict(raised),
         )
     )
     reached("after-resume-line")
     session.limit(limits_now(session.spec.limits, journal.events))
     if point.before_first_step:
-        _set_up(session, first_line=False)
-        return TakenUp(previous_container_id=previous)
+        session.set_up()
+        return TakenUp()
     session.observer.status("putting the container where the run stands")
     finished = session.rewinder.finish_unfinished()
     point = resume_point(journal.events)
@@ -73,10 +71,10 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
         )
     if finished is None:
         session.rewinder.reinstate(point.snapshot_id)
-    return _told(session, point, point.snapshot_id, previous)
+    return _told(session, point, point.snapshot_id)
 
 
-def _told(session: Session, point: ResumePoint, snapshot_id: str, previous: str | None) -> TakenUp:
+def _told(session: Session, point: ResumePoint, snapshot_id: str) -> TakenUp:
     """The conversation says what the agent lost; inside a step its next result does: no message may come before it."""
     journal, step = session.journal, point.step
     if step is not None and not step.answer.messages[0].get("tool_calls"):
@@ -84,17 +82,6 @@ def _told(session: Session, point: ResumePoint, snapshot_id: str, previous: str 
         step = None
     text = None if point.programs_told else restart_text(session.driver.load(snapshot_id).coverage)
     if text is None or step is not None:
-        return TakenUp(point.at_breakpoint, step, text, previous)
+        return TakenUp(point.at_breakpoint, step, text)
     journal.note(RESTARTED, say=[{"role": "user", "content": text}])
-    return TakenUp(previous_container_id=previous)
-
-
-def _set_up(session: Session, *, first_line: bool) -> None:
-    try:
-        if first_line:
-            session.begin()
-        else:
-            session.set_up()
-    except (OrchestratorError, SnapshotError) as error:
-        session.abandon(str(error))
-        raise
+    return TakenUp()

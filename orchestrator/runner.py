@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +26,7 @@ from orchestrator.events import (
     NoteEvent,
     Progress,
 )
+from orchestrator.launcher import CutShort
 from orchestrator.model import Completion, Model
 from orchestrator.model_errors import NoAnswer
 from orchestrator.model_request import ModelRequest
@@ -36,6 +38,8 @@ from orchestrator.tools import schemas
 from orchestrator.totals import requests_lost_now, totals
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import SnapshotError
+
+_Begin = Callable[[], TakenUp | None]
 
 
 class RunResult(BaseModel):
@@ -58,22 +62,51 @@ class RunResult(BaseModel):
 
 
 def run(
-    session: Session, model: Model, observer: Observer, desk: Desk | None = None, start: TakenUp | None = None
+    session: Session, model: Model, observer: Observer, desk: Desk | None = None, begin: _Begin = TakenUp
 ) -> RunResult:
     """The run has ended, its last line says how, and its container is gone unless it is to be kept.
 
     Whatever the agent, the model or the engine does ends in a result. Interrupted, the container stays. ``desk``: where
-    the operator's wishes lie. ``start``: where a run that was taken up goes on.
+    the operator's wishes lie. ``begin`` sets the container up, or puts it where a run that was taken up goes on.
 
-    Raises: HostError: the log cannot be written, or the container cannot be removed.
+    Raises: HostError: the log cannot be written, or the container cannot be removed. Otherwise as ``begin``.
     """
     desk = desk or Desk()
-    session.cut = desk.cut
     try:
-        desk.result = _driven(session, Runner(session, model, observer, desk), start or TakenUp())
+        start = _begun(session, desk, begin)
+        if isinstance(start, RunResult):
+            desk.result = start
+        else:
+            desk.result = _driven(session, Runner(session, model, observer, desk), start)
         return desk.result
     finally:
         desk.close()
+
+
+def hold(session: Session, desk: Desk) -> RunResult:
+    """A new manual run stands at breakpoint 0 and waits: nobody drives it, and its container runs.
+
+    Raises: TaskError, HostError, SnapshotError: it could not be set up, or breakpoint 0 not be taken.
+    """
+    try:
+        start = _begun(session, desk, session.begin)
+        if isinstance(start, RunResult):
+            desk.result = start
+            return start
+        session.checkpointer.checkpoint("manual", note="launched")
+        return _result(session, "running", None, removed=False)
+    finally:
+        desk.close()
+
+
+def _begun(session: Session, desk: Desk, begin: _Begin) -> TakenUp | RunResult:
+    """Where the run goes on, or how it ended since it was stopped meanwhile; resumed, such a run begins anew."""
+    session.cut = desk.cut
+    desk.do("the container is being set up")
+    try:
+        return begin() or TakenUp()
+    except CutShort:
+        return finish(session, _STOP)
 
 
 def _driven(session: Session, runner: Runner, start: TakenUp) -> RunResult:
@@ -101,15 +134,6 @@ def stop(session: Session) -> RunResult:
     Raises: HostError: the log cannot be written, or the container cannot be removed.
     """
     return finish(session, _last_breakpoint(session, None, _STOP))
-
-
-def hold(session: Session) -> RunResult:
-    """A manual run stands at breakpoint 0 and waits: nobody drives it, and its container runs.
-
-    Raises: HostError, SnapshotError: breakpoint 0 could not be taken.
-    """
-    session.checkpointer.checkpoint("manual", note="launched")
-    return _result(session, "running", None, removed=False)
 
 
 _LATE_S = 3.0

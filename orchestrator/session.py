@@ -106,11 +106,11 @@ class Session:
         keep: bool | None = None,
         observer: Observer | None = None,
     ) -> Session:
-        """A new run: its container has been set up and its daemons run; no breakpoint has been taken.
+        """A new run: its container runs, pristine; ``begin`` comes next.
 
-        ``driver`` and ``keep`` stand instead of the task's. If it fails, the container is gone, unless it is kept.
+        ``driver`` and ``keep`` stand instead of the task's.
 
-        Raises: TaskError: a setup command failed. UsageError: the run id is taken. SnapshotError, HostError.
+        Raises: UsageError: the run id is taken. SnapshotError, HostError.
         """
         loaded = _overridden(loaded, driver, keep)
         spec, observer = loaded.spec, observer or Observer()
@@ -128,17 +128,9 @@ class Session:
             directory.write_record(_record(directory, loaded, container.config))
             log = resources.enter_context(ContextLog.open(directory.events_path, directory.run_id, writer=True))
             check = _checklist(container, data_dir.bin / CHECK_HELPER)
-            session = cls(
+            return cls(
                 loaded, log, container, made_driver, check=check, observer=observer, resources=resources.pop_all()
             )
-        try:
-            session.begin()
-        except (OrchestratorError, SnapshotError) as error:
-            with suppress(SnapshotError):
-                session.abandon(str(error))
-            session.close()
-            raise
-        return session
 
     @classmethod
     def open(
@@ -205,7 +197,7 @@ class Session:
     def begin(self) -> None:
         """The run's first line stands in the log, and the task's set-up is done.
 
-        Raises: TaskError: a setup command failed. HostError: a daemon does not run. EngineError.
+        Raises: as ``set_up``.
         """
         self.journal.add(
             RunEvent(
@@ -224,21 +216,25 @@ class Session:
     def set_up(self) -> None:
         """The task's set-up commands have run in a fresh container, and its daemons run.
 
-        Raises: as ``begin``.
+        If it fails, the log says so, and the container is gone unless it is kept.
+
+        Raises: TaskError: a setup command failed. HostError: a daemon does not run. EngineError. CutShort: the run has
+            to end now; nothing is in the log yet.
         """
         self.observer.status("setting up the container")
-        run_setup(self.spec, self.container, self._env, redacted=self.journal.redacted)
-        self.start_daemons()
+        try:
+            run_setup(self.spec, self.container, self._env, redacted=self.journal.redacted, cut=self.cut)
+            self.start_daemons()
+        except (OrchestratorError, SnapshotError) as error:
+            with suppress(SnapshotError):
+                self._abandon(str(error))
+            raise
 
     def limit(self, limits: Limits) -> None:
         """The run's limits are these from now on."""
         self.spec = self.spec.model_copy(update={"limits": limits})
 
-    def abandon(self, why: str) -> None:
-        """The run has failed before its first step: the log says so, and the container is gone unless it is kept.
-
-        Raises: EngineError.
-        """
+    def _abandon(self, why: str) -> None:
         self.journal.add(EndEvent(**self.journal.place(), status="failed", reason=None, text=why))
         if not self.keep:
             self.remove_container()

@@ -9,10 +9,10 @@ from typing import Any
 
 from orchestrator.candidates import candidates, is_candidate
 from orchestrator.checkpointer import Pending
-from orchestrator.checks import CutShort
 from orchestrator.desk import LIMIT_TIME, Desk
 from orchestrator.errors import ContainerLost, HostError, UsageError
 from orchestrator.events import Message, ModelCallEvent, SubmissionEvent, ToolStartEvent
+from orchestrator.launcher import CutShort
 from orchestrator.resume_point import tries
 from orchestrator.session import Session
 from orchestrator.tools import (

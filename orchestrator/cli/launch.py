@@ -61,12 +61,9 @@ def launch(
         Session.create(
             loaded, place, engine, run_id=run_id, driver=driver, keep=keep or None, observer=observer
         ) as session,
+        listening(session) as desk,
     ):
-        if asked is None:
-            result = hold(session)
-        else:
-            with listening(session) as desk:
-                result = run(session, asked, observer, desk)
+        result = hold(session, desk) if asked is None else run(session, asked, observer, desk, session.begin)
     if json:
         print_json(result)
     else:

@@ -42,6 +42,7 @@ def resume(
     from orchestrator.control import listening
     from orchestrator.model import Model
     from orchestrator.resume import take_up
+    from orchestrator.resume_point import last_container_id
     from orchestrator.runner import run as drive
     from orchestrator.session import Session
 
@@ -63,19 +64,19 @@ def resume(
     ):
         assert session.spec.model is not None  # the task was checked: only a manual agent has none
         model = Model(session.spec.model, Path(record.source_dir))
+        previous_id = last_container_id(session.log.events)
+        if model.script is not None:
+            model.script.take_up(session.log.events)
         with listening(session) as desk:
-            start = take_up(session, raised)
-            if model.script is not None:
-                model.script.take_up(session.log.events)
-            result = drive(session, model, observer, desk, start)
+            result = drive(session, model, observer, desk, lambda: take_up(session, raised))
         new_id = session.container.container_id
     if json:
-        ids = {"container_id": new_id, "previous_container_id": start.previous_container_id}
+        ids = {"container_id": new_id, "previous_container_id": previous_id}
         print_json({**result.model_dump(), **ids})
     else:
         show(result)
-        if start.previous_container_id not in (None, new_id):
-            say(f"container: {str(start.previous_container_id)[:_SHOWN]} → {new_id[:_SHOWN]}")
+        if previous_id not in (None, new_id):
+            say(f"container: {str(previous_id)[:_SHOWN]} → {new_id[:_SHOWN]}")
         else:
             say(f"container: {new_id[:_SHOWN]}")
     raise typer.Exit(EXIT_CODES.get(result.status, 1))

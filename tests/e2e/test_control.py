@@ -194,6 +194,33 @@ def test_stop_answers_within_five_seconds(operator: Operator, under_way: str, en
     assert operator.json("stop", run_id)["status"] == "stopped", "it may be said twice"
 
 
+def test_a_run_is_reached_while_its_container_is_set_up_and_begins_anew_after_a_stop(operator: Operator) -> None:
+    gate = operator.directory / "gate"
+    gate.mkdir()
+    run_id = operator.launch(
+        bash("cp begun done"),
+        SUBMIT,
+        setup=["echo x >> /work/begun; until test -e /gate/open; do sleep 0.05; done"],
+        binds=[{"source": str(gate), "path": "/gate", "read_only": True}],
+        keep=True,
+    )
+    operator.until(run_id, "run")
+    deadline = time.monotonic() + DEAD_S
+    while (
+        operator.start("exec", run_id, "--", "test", "-e", "/work/begun").wait(DEAD_S) and time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    assert "being set up" in operator.does("checkpoint", run_id, "--wait", "0.5", code=BUSY)
+    began = time.monotonic()
+    assert operator.json("stop", run_id)["status"] == "stopped"
+    assert time.monotonic() - began < 5
+    operator.ended(1)
+    assert operator.json("breakpoints", run_id) == []
+    (gate / "open").touch()
+    assert "succeeded" in operator.does("resume", run_id)
+    assert operator.does("exec", run_id, "--", "cat", "/work/done") == "x\n", "in a pristine container"
+
+
 def test_the_wall_time_ends_a_tool_call_in_its_middle(operator: Operator) -> None:
     more = [bash("test -e /x && touch done"), SUBMIT]
     run_id = operator.launch(bash("touch /x; sleep 60"), *more, limits={"wall_time_s": 8})

@@ -32,10 +32,9 @@ def resumed(bench: Bench) -> RunResult:
     bench.model = Model(spec, bench.directory, sleep=bench.pauses.append, jitter=lambda: 0.0)
     bench.session = bench.open()
     with bench.session:
-        start = take_up(bench.session, {})
         assert bench.model.script is not None
         bench.model.script.take_up(bench.session.log.events)
-        return run(bench.session, bench.model, bench.recorder, None, start)
+        return run(bench.session, bench.model, bench.recorder, begin=lambda: take_up(bench.session, {}))
 
 
 def interrupt_at(bench: Bench, monkeypatch: pytest.MonkeyPatch, text: str, *, half_done: bool = True) -> None:
