@@ -180,6 +180,24 @@ def test_after_a_restore_the_old_id_still_works(cli: Cli) -> None:
     assert cli.sh(run, "cat /etc/hosts; cat /proc/net/fib_trie") == address
 
 
+def test_a_neighbour_finds_the_container_at_its_address_after_a_restore(cli: Cli) -> None:
+    served = "exec python3 -m http.server 8000 --directory /www"
+    daemons = [
+        {"name": "web", "start": served, "ready": "python3 -c 'import socket; socket.create_connection((\"localhost\", 8000))'"}
+    ]
+    run = cli.manual(network="bridge", setup=["mkdir /www; echo 1 > /www/page"], daemons=daemons)
+    number = cli.checkpoint(run)
+    cli.sh(run, "echo 2 > /www/page")
+    address = docker(
+        "inspect", "-f", "{{.NetworkSettings.Networks.bridge.IPAddress}}", f"orchestrator-{run}-net"
+    ).strip()
+    fetch = f"import urllib.request; print(urllib.request.urlopen('http://{address}:8000/page', timeout=60).read())"
+    ask = ("run", "--rm", "--network", "bridge", cli.image, "python3", "-c", fetch)
+    assert "b'2" in docker(*ask)
+    cli("restore", run, str(number))
+    assert "b'1" in docker(*ask)
+
+
 def test_a_container_that_was_removed_is_made_again_and_both_ids_are_told(cli: Cli) -> None:
     run = cli.manual(workdir="/w", env={"A": "1"}, volumes=[{"path": "/data"}])
     cli.sh(run, "echo 1 > /data/f; echo 1 > /f")
