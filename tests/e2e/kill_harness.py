@@ -35,6 +35,7 @@ from tests.tree_walker import walk
 KILLED = -signal.SIGKILL
 THAWED_S = 5.0
 _PROCESS_S = 120.0
+_ENGINE_S = 10.0
 EFFECTS = ["start", "first", "second", "third", "good", "done"]
 """What the run's commands append to a file in a volume, each once, less what the rewind undoes."""
 
@@ -157,9 +158,20 @@ class Bench:
         )
 
     def left_behind(self, run_id: str) -> list[str]:
-        """What ``clean`` did not take of the run: containers, volumes, cgroups, mounts, processes."""
-        ended = self.command("clean", "--json")
-        assert ended.code == 0, ended.output
+        """What ``clean`` does not take of the run: containers, volumes, cgroups, mounts, processes.
+
+        It is asked again for a while: the engine may still be serving the last request of a dead process.
+        """
+        deadline = time.monotonic() + _ENGINE_S
+        while True:
+            ended = self.command("clean", "--json")
+            assert ended.code == 0, ended.output
+            left = self._left(run_id)
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.5)
+
+    def _left(self, run_id: str) -> list[str]:
         left = [container.name for container in self.engine.list_ours(run_id=run_id, data_dir=self.data_dir.root)]
         left += self.engine.list_our_volumes(run_id=run_id, data_dir=self.data_dir.root)
         for hierarchy in hierarchies():
