@@ -181,11 +181,13 @@ def test_after_a_restore_the_old_id_still_works(cli: Cli) -> None:
 
 
 def test_a_neighbour_finds_the_container_at_its_address_after_a_restore(cli: Cli) -> None:
-    served = "exec python3 -m http.server 8000 --directory /www"
-    daemons = [
-        {"name": "web", "start": served, "ready": "python3 -c 'import socket; socket.create_connection((\"localhost\", 8000))'"}
-    ]
-    run = cli.manual(network="bridge", setup=["mkdir /www; echo 1 > /www/page"], daemons=daemons)
+    connect = "import socket; socket.create_connection(('localhost', 8000))"
+    web = {
+        "name": "web",
+        "start": "exec python3 -m http.server 8000 --directory /www",
+        "ready": f'python3 -c "{connect}"',
+    }
+    run = cli.manual(network="bridge", setup=["mkdir /www; echo 1 > /www/page"], daemons=[web])
     number = cli.checkpoint(run)
     cli.sh(run, "echo 2 > /www/page")
     address = docker(
