@@ -14,7 +14,7 @@ from orchestrator.container_config import ContainerConfig, config_of
 from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
 from orchestrator.launcher import Cut, ExecResult, Launcher, never, refusal, why_not_startable
-from orchestrator.mounts import etc_files, mounts
+from orchestrator.mounts import etc_files, layers_hint, mounts
 from orchestrator.processes import Processes
 from orchestrator.task import BuildSpec, TaskSpec
 from snapshot_drivers.base import Target
@@ -148,14 +148,15 @@ class Container:
         """
         found = self.engine.inspect(self.container_id)
         facts = self.engine.facts()
-        upper = (found.get("GraphDriver", {}).get("Data") or {}).get("UpperDir")
+        upper, lower = layers_hint(self.engine, found)
         return Target(
             run_id=self.config.run_id,
             container_id=self.container_id,
             init_pid=found["State"]["Pid"] or None,
             engine_root=Path(facts.data_root),
             storage_driver=found.get("Driver") or facts.storage_driver,
-            upper_hint=Path(upper) if upper else None,
+            upper_hint=upper,
+            lower_hint=lower,
             freeze_group=self.config.cgroup_parent,
             image_id=self.config.image.image_id,
             layer_ids=self.config.image.layer_ids,

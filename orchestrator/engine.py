@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -212,6 +214,18 @@ class Engine(EngineConnection):
         Raises: EngineError.
         """
         self._call(f"write into container {container}", self._api.put_archive, container, "/", archive)
+
+    @contextmanager
+    def looking_into(self, container: str) -> Iterator[None]:
+        """While the block runs, the engine has the container's root mounted, whether it runs or not.
+
+        Raises: EngineError.
+        """
+        chunks, _ = self._read(f"look into container {container}", self._api.get_archive, container, "/")
+        try:
+            yield
+        finally:
+            chunks.close()
 
     def has_path(self, container: str, path: str) -> bool:
         """Something stands at ``path`` in the container, running or not.

@@ -13,6 +13,7 @@ from orchestrator.container_config import LABEL_DATA_DIR, LABEL_ROLE, LABEL_RUN
 from orchestrator.engine import Engine, EngineFacts
 from orchestrator.errors import HostError
 from orchestrator.finding import Finding
+from orchestrator.mounts import layers_hint
 from snapshot_drivers import beneath
 from snapshot_drivers.errors import SnapshotError
 
@@ -74,11 +75,9 @@ def _mode(facts: EngineFacts) -> Finding:
 
 def _storage(facts: EngineFacts) -> Finding:
     found = f"{facts.storage_driver} in {facts.data_root}"
-    if facts.storage_driver == "overlay2":
+    if facts.storage_driver in ("overlay2", "overlayfs"):
         return Finding(name="storage driver", ok=True, found=found)
     remedy = "put the engine's data root on ext4 or xfs (not on an overlay) and start it with --storage-driver overlay2"
-    if facts.storage_driver == "overlayfs":
-        remedy = 'set {"features": {"containerd-snapshotter": false}} in the engine\'s daemon.json and restart it'
     return Finding(name="storage driver", ok=False, found=found, remedy=remedy)
 
 
@@ -109,15 +108,15 @@ def _upper_directory(engine: Engine, facts: EngineFacts, data_dir: Path) -> Find
     request = {"Image": BASE_IMAGE, "Cmd": ["true"], "Labels": labels, "HostConfig": {"NetworkMode": "none"}}
     container = engine.create(f"orchestrator-{label}", request)
     try:
-        stated = (engine.inspect(container).get("GraphDriver", {}).get("Data") or {}).get("UpperDir")
-        if not stated:
+        stated, lower = layers_hint(engine, engine.inspect(container))
+        if stated is None:
             return Finding(name=name, ok=False, found="the engine does not state it", remedy="see: storage driver")
-        os.close(beneath.open_below(Path(facts.data_root), Path(stated)))
+        os.close(beneath.open_below(Path("/") if lower else Path(facts.data_root), stated))
     except OSError as error:
         return Finding(name=name, ok=False, found=f"{stated}: {error.strerror}", remedy=here)
     finally:
         engine.remove(container)
-    return Finding(name=name, ok=True, found=f"a container's was found below {facts.data_root}")
+    return Finding(name=name, ok=True, found=f"a container's was found: {stated}")
 
 
 def _base_image(engine: Engine) -> Finding:

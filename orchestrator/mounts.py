@@ -13,6 +13,7 @@ from orchestrator.container_config import ContainerConfig, VolumeMount
 from orchestrator.engine import Engine
 from orchestrator.policy import SHARED_MEMORY
 from snapshot_drivers.base import Mount, StateKind
+from snapshot_drivers.overlay.layers import containerd_mount_point, mounted_layers
 
 _ETC: Final = (
     ("/etc/hosts", "HostsPath"),
@@ -25,6 +26,19 @@ _QUEUES: Final = "message queues live in the kernel and end with the container"
 def etc_files(inspected: dict[str, Any]) -> tuple[tuple[str, Path], ...]:
     """The files that the engine mounts writable below ``/etc``, with their places on the host."""
     return tuple((path, Path(inspected[key])) for path, key in _ETC if inspected.get(key))
+
+
+def layers_hint(engine: Engine, inspected: dict[str, Any]) -> tuple[Path | None, tuple[Path, ...]]:
+    """Upper directory as the engine states it, and the layers below where only a mount tells both.
+
+    Raises: EngineError.
+    """
+    stated = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+    if stated or inspected["State"]["Pid"] or inspected.get("Driver") != "overlayfs":
+        return (Path(stated) if stated else None), ()
+    with engine.looking_into(inspected["Id"]):
+        root = Path(engine.facts().data_root)
+        return mounted_layers(containerd_mount_point(root, inspected["Id"])) or (None, ())
 
 
 def mounts(engine: Engine, config: ContainerConfig, inspected: dict[str, Any]) -> tuple[Mount, ...]:

@@ -120,7 +120,10 @@ class Target:
     storage_driver: str
     """``overlay2``, ``overlayfs`` (containerd image store), ..."""
     upper_hint: Path | None
-    """``GraphDriver.Data.UpperDir`` where the engine states it; still to be verified."""
+    """``GraphDriver.Data.UpperDir`` where the engine states it; still to be verified.
+
+    With containerd's image store, of a container that does not run: as the host saw it mounted.
+    """
     freeze_group: str
     """Parent cgroup of the run, as given to the engine (``/orchestrator/<run id>`` or a slice's name)."""
     image_id: str
@@ -133,6 +136,8 @@ class Target:
     etc_is_new: bool
     """The network holder was made anew, so the three files hold new addresses (see ``Manifest.etc_pristine``)."""
     lifecycle: Lifecycle = field(repr=False, compare=False)
+    lower_hint: tuple[Path, ...] = ()
+    """With ``upper_hint``: the layers below it, topmost first, where only a mount tells them."""
 
 
 class CaptureOptions(BaseModel):

@@ -25,7 +25,7 @@ from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, ContainerNotRunning
 from snapshot_drivers.freezer import Freezer
 from snapshot_drivers.overlay.etc_files import capture_etc
-from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers
+from snapshot_drivers.overlay.layers import Layers, find_layers
 from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
@@ -228,7 +228,7 @@ class Capture:
             image_id=self._target.image_id,
             layer_ids=self._target.layer_ids,
             architecture=self._target.architecture,
-            lower_dirs=image_layers(layers.lower),
+            lower_dirs=layers.image,
             trees=tuple(
                 StoredTree(
                     kind=tree.kind, path=tree.path, name=tree.name, root=scanned.digest.hex(), entries=scanned.entries

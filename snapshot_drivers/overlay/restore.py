@@ -20,7 +20,7 @@ from snapshot_drivers.freezer import Freezer
 from snapshot_drivers.overlay.apply import Staging, apply_plan, remove_paths
 from snapshot_drivers.overlay.capture import Index, skip_set
 from snapshot_drivers.overlay.etc_files import restore_etc
-from snapshot_drivers.overlay.layers import Layers, find_layers, image_layers, is_mounted
+from snapshot_drivers.overlay.layers import Layers, find_layers, is_mounted
 from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import DirectoryPlan, first_difference, make_plan, wanted_files
@@ -109,7 +109,7 @@ class StagedRestore:
                 f"snapshot {name} is relative to the layers of image {manifest.image_id}; the container has those of "
                 f"{target.image_id}. Restore it into a container of its own image"
             )
-        if manifest.lower_dirs != image_layers(self._layers.lower):
+        if manifest.lower_dirs != self._layers.image:
             raise RestoreRefused(f"snapshot {name} was taken above other layer directories than this engine's")
         for file in manifest.etc_files:
             if file.path not in dict(target.etc_files):
@@ -272,12 +272,12 @@ class StagedRestore:
 
     def _wait_unmounted(self) -> None:
         """Another mount namespace may still hold the overlay for a moment after the engine says that it is gone."""
-        merged = self._layers.upper.parent / "merged"
         deadline = time.monotonic() + _UNMOUNT_S
-        while is_mounted(merged):
+        while is_mounted(self._layers.mount_point):
             if time.monotonic() > deadline:
                 raise RestoreError(
-                    f"{merged} stays mounted after the container was killed; find its holder in /proc/*/mountinfo"
+                    f"{self._layers.mount_point} stays mounted after the container was killed; find its holder in "
+                    "/proc/*/mountinfo"
                 )
             time.sleep(0.002)
 

@@ -17,6 +17,7 @@ import docker.errors
 from snapshot_drivers import beneath
 from snapshot_drivers.base import Mount, Snapshot, StateKind, Target
 from snapshot_drivers.overlay.driver import OverlayDriver
+from snapshot_drivers.overlay.layers import containerd_mount_point, find_layers, mounted_layers
 from tests.built_helpers import built_helpers
 from tests.contract.suite import Subject
 from tests.tree_walker import ENGINE_OWNED, walk
@@ -28,6 +29,7 @@ class OverlaySubject(Subject):
     """See ``Subject``. ``volume``: mounted on /vol; a tmpfs on /tm."""
 
     pristine: Snapshot
+    _seen: tuple[Path | None, tuple[Path, ...]] = (None, ())
 
     def __init__(self, directory: Path) -> None:
         self.client = docker.from_env()
@@ -82,8 +84,16 @@ class OverlaySubject(Subject):
 
     @property
     def upper(self) -> Path:
-        self.container.reload()
-        return Path(self.container.attrs["GraphDriver"]["Data"]["UpperDir"])
+        return find_layers(self.target()).upper
+
+    def _layers_hint(self, engine_root: Path) -> tuple[Path | None, tuple[Path, ...]]:
+        """With containerd's image store only the mount of a running container tells."""
+        data = self.container.attrs["GraphDriver"]["Data"]
+        if data is not None:
+            return Path(data["UpperDir"]), ()
+        seen = mounted_layers(containerd_mount_point(engine_root, self.container.id))
+        self._seen = seen or self._seen
+        return self._seen
 
     @property
     def root(self) -> str:
@@ -96,13 +106,15 @@ class OverlaySubject(Subject):
         image = self.client.images.get(attrs["Image"]).attrs
         info = self.client.info()
         engine_root = Path(info["DockerRootDir"])
+        upper, lower = self._layers_hint(engine_root)
         return Target(
             run_id="contract",
             container_id=attrs["Id"],
             init_pid=attrs["State"]["Pid"] or None,
             engine_root=engine_root,
             storage_driver=info["Driver"],
-            upper_hint=Path(attrs["GraphDriver"]["Data"]["UpperDir"]),
+            upper_hint=upper,
+            lower_hint=lower,
             freeze_group=f"/orchestrator/{self.name}",
             image_id=attrs["Image"],
             layer_ids=tuple(image["RootFS"]["Layers"]),

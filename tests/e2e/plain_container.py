@@ -58,7 +58,7 @@ class PlainContainer:
             init_pid=self.init_pid,
             engine_root=self.engine_root,
             storage_driver=attrs["Driver"],
-            upper_hint=Path(attrs["GraphDriver"]["Data"]["UpperDir"]),
+            upper_hint=Path(data["UpperDir"]) if (data := attrs["GraphDriver"]["Data"]) else None,
             freeze_group=self.group,
             image_id=attrs["Image"],
             layer_ids=(),
