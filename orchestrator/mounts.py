@@ -6,6 +6,7 @@ Everything is taken from the engine's answer to ``inspect`` and from the run's c
 from __future__ import annotations
 
 import posixpath
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +14,14 @@ from orchestrator.container_config import ContainerConfig, VolumeMount
 from orchestrator.engine import Engine
 from orchestrator.policy import SHARED_MEMORY
 from snapshot_drivers.base import Mount, StateKind
-from snapshot_drivers.overlay.layers import containerd_mount_point, mounted_layers
+from snapshot_drivers.overlay.layers import containerd_mount_point, is_mounted, mounted_layers
 
 _ETC: Final = (
     ("/etc/hosts", "HostsPath"),
     ("/etc/hostname", "HostnamePath"),
     ("/etc/resolv.conf", "ResolvConfPath"),
 )
+_UNMOUNT_S: Final = 5.0
 _QUEUES: Final = "message queues live in the kernel and end with the container"
 
 
@@ -36,9 +38,13 @@ def layers_hint(engine: Engine, inspected: dict[str, Any]) -> tuple[Path | None,
     stated = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     if stated or inspected["State"]["Pid"] or inspected.get("Driver") != "overlayfs":
         return (Path(stated) if stated else None), ()
+    mount_point = containerd_mount_point(Path(engine.facts().data_root), inspected["Id"])
     with engine.looking_into(inspected["Id"]):
-        root = Path(engine.facts().data_root)
-        return mounted_layers(containerd_mount_point(root, inspected["Id"])) or (None, ())
+        found = mounted_layers(mount_point)
+    deadline = time.monotonic() + _UNMOUNT_S
+    while is_mounted(mount_point) and time.monotonic() < deadline:  # the engine unmounts it a moment later
+        time.sleep(0.002)
+    return found or (None, ())
 
 
 def mounts(engine: Engine, config: ContainerConfig, inspected: dict[str, Any]) -> tuple[Mount, ...]:

@@ -16,6 +16,7 @@ from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
 from orchestrator.errors import HostError
 from orchestrator.task import TaskSpec
+from snapshot_drivers.cgroups import hierarchies
 from tests.built_helpers import built_helpers
 from tests.e2e.case_cli import Cli
 
@@ -31,7 +32,7 @@ def engine() -> Iterator[Engine]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     try:
-        found = Engine.connect()
+        found = Engine.connect(os.environ.get("DOCKER_HOST"))
     except HostError as error:
         pytest.skip(str(error))
     yield found
@@ -54,6 +55,14 @@ def base_image(engine: Engine) -> str:
 def helpers() -> Path:
     """A directory with the helpers, built from the sources of this repository."""
     return built_helpers()
+
+
+@pytest.fixture
+def limits() -> None:
+    """The engine can limit processes, memory and processors: version 2 cannot what version 1 has in its hands."""
+    version_2 = [found for found in hierarchies() if found.version == 2]
+    if version_2 == hierarchies() and "pids" not in (version_2[0].mount_point / "cgroup.controllers").read_text():
+        pytest.skip("control groups of version 2 have no controllers on this host")
 
 
 @pytest.fixture

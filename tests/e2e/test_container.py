@@ -23,6 +23,7 @@ from snapshot_drivers.base import Mount, StateKind
 from snapshot_drivers.cgroups import hierarchies
 from snapshot_drivers.errors import ContainerNotRunning, EngineError
 from snapshot_drivers.mountinfo import own_mounts
+from snapshot_drivers.overlay.layers import find_layers
 
 pytestmark = pytest.mark.engine
 
@@ -58,6 +59,7 @@ def holder(box: Container) -> dict[str, Any]:
 
 
 class TestCreation:
+    @pytest.mark.usefixtures("limits")
     def test_both_containers_carry_labels_and_safe_settings(self, container: MakeContainer, data_dir: DataDir) -> None:
         box = container(resources={"memory": "128m", "pids": 100, "cpus": 0.5})
         for found, role in ((box.engine.inspect(box.container_id), "workload"), (holder(box), "network")):
@@ -183,9 +185,11 @@ class TestBorders:
     ) -> None:
         box = container()
         box.exec("echo kept > /file")
-        threading.Timer(0.5, box.kill).start()
+        killer = threading.Timer(0.5, box.kill)
+        killer.start()
         with pytest.raises(EngineError):
             box.exec("sleep 30")
+        killer.join()
         box.start()
         assert box.exec("cat /file").output == b"kept\n"
 
@@ -218,9 +222,10 @@ class TestLifecycle:
         etc = box.exec("cat /etc/hostname /etc/hosts /etc/resolv.conf").output
         netns = os.readlink(f"/proc/{box.target().init_pid}/ns/net")
         before = box.target()
+        upper = find_layers(before).upper
         box.kill()
         assert not box.running() and box.target().init_pid is None
-        assert not any(str(before.upper_hint) in line.super_options for line in own_mounts())
+        assert not any(str(upper) in line.super_options for line in own_mounts())
         pid = box.start()
         assert os.readlink(f"/proc/{pid}/ns/net") == netns
         assert box.start() == pid == box.target().init_pid
@@ -338,9 +343,10 @@ class TestTarget:
         assert [path for path, _ in target.etc_files] == ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"]
         box.exec("echo note >> /etc/hosts")
         assert dict(target.etc_files)["/etc/hosts"].read_text().endswith("note\n")
-        assert target.upper_hint is not None and target.upper_hint.is_relative_to(target.engine_root)
+        upper = find_layers(target).upper
+        assert upper.is_relative_to(target.engine_root)
         box.exec("echo here > /file")
-        assert (target.upper_hint / "file").read_text() == "here\n"
+        assert (upper / "file").read_text() == "here\n"
         box.remove()
         docker("volume", "rm", "e2e-shared", "e2e-restored")
 

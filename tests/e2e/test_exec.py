@@ -269,6 +269,7 @@ class TestTimeLimit:
         box.exec("sleep 1006", timeout_s=0.5)
         assert "1005" in text(box.exec("pgrep -fa '[s]leep 100'"))
 
+    @pytest.mark.usefixtures("limits")
     def test_a_fork_bomb_is_ended(self, container: MakeContainer) -> None:
         box = container(resources={"pids": 128, "memory": "256m"})
         result = box.exec("(b() { b | b & }; b) & exec sleep 1000", timeout_s=1.5)

@@ -58,7 +58,7 @@ def view(container: PlainContainer, helper: Path, script: str, **options: Any) -
 
 
 def tree(container: PlainContainer) -> list[str]:
-    upper = Path(container.handle.attrs["GraphDriver"]["Data"]["UpperDir"])
+    upper = find_layers(container.target()).upper
     return [
         f"{path.relative_to(upper)} {status.st_mode:o} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
         for path in sorted(upper.rglob("*"))

@@ -154,6 +154,7 @@ def test_its_rights_are_fewer_than_an_execs(container: PlainContainer, check: Ch
     assert (ours["NoNewPrivs"], ours["Seccomp"]) == (1, 2)
 
 
+@pytest.mark.usefixtures("limits")
 def test_it_stands_under_the_containers_limits(container: PlainContainer, check: Check) -> None:
     groups = said(check("cat /proc/self/cgroup")).splitlines()
     inside = [line for line in groups if container.container_id in line]

@@ -139,6 +139,7 @@ def test_a_link_cannot_point_a_check_at_itself(container: PlainContainer, check:
     assert said(check("target-path /srv/forged; echo")).startswith("/target/proc/") is False
 
 
+@pytest.mark.usefixtures("limits")
 def test_a_container_without_processes_or_memory_left_still_gets_a_verdict(helper: Path) -> None:
     with plain_container("full", mem_limit="64m", memswap_limit="64m", pids_limit=12, shm_size="60m") as container:
         check = checker(container, helper)
