@@ -8,19 +8,26 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from snapshot_drivers.base import Coverage, CoverageItem, CoverageState, StateKind, Target
 from snapshot_drivers.criu import rpc
-from snapshot_drivers.criu.gateway import Call, CriuError, Gateway, Place, dump_options
+from snapshot_drivers.criu.enclosure import Enclosure
+from snapshot_drivers.criu.gateway import Call, CriuError, Gateway, Place
 from snapshot_drivers.criu.images import sealed, store_images
-from snapshot_drivers.criu.trees import Process, Running, facts, look, status_of
+from snapshot_drivers.criu.options import dump_options, patience_s
+from snapshot_drivers.criu.trees import Process, Running, facts, status_of
+from snapshot_drivers.criu.watches import places
 from snapshot_drivers.errors import CaptureError
 from snapshot_drivers.namespaces import ContainerProcess
 from snapshot_drivers.overlay.capture import Companion
 from snapshot_drivers.store.manifest import Manifest, StoredProcesses
 
+FOREIGN: Final = "the launcher did not start it (docker exec?)"
+_PARASITE: Final = "CRIUMFD"
+"""Names the memory of the code that CRIU puts into a process for the time of a dump."""
 _JOINED: Final = ("pid", "net", "uts", "mnt")
 
 
@@ -60,21 +67,33 @@ class FilesOnly(Companion):
         return manifest.model_copy(update={"snapshot": snapshot})
 
 
+@dataclass(frozen=True)
+class Held:
+    """A tree in CRIU's hands."""
+
+    call: Call
+    running: Running
+    beside: list[CoverageItem]
+    """The word on what is no part of it."""
+    holding: ExitStack
+    """Closed, everything runs on."""
+    since: float
+    """When it began to stand still, by ``time.perf_counter``."""
+
+
 class HeldTree(Companion):
     """The launcher's tree stands still, its memory read, until ``store`` lets it go."""
 
-    def __init__(
-        self, call: Call, work: Path, running: Running, timeout_s: float, began: float, data_dir: Path
-    ) -> None:
-        self._call = call
+    def __init__(self, held: Held, work: Path, *, timeout_s: float, began: float, data_dir: Path) -> None:
+        """``work`` holds the images. ``began``: when the capture did."""
+        self._held = held
         self._work = work
-        self._running = running
         self._timeout_s = timeout_s
         self._began = began
         self._data_dir = data_dir
-        self._held_at = time.perf_counter()
         self._held_ms = 0.0
         self._processes: StoredProcesses | None = None
+        running = held.running
         own = {running.tree[0].status["NSsid"].split()[-1], running.tree[0].status["NSpgid"].split()[-1]}
         # The launcher's session is that of a process that ended; it gets another one with each restore.
         numbers = [number for one in running.tree for number in one.numbers() if str(number) not in own]
@@ -83,14 +102,15 @@ class HeldTree(Companion):
 
     def store(self, put: Callable[[bytes], bytes]) -> list[CoverageItem]:
         """See ``Companion``. Raises: CaptureError: CRIU died while it held the tree."""
-        self._call.go_on()
+        self._held.call.go_on()
         try:
-            self._call.wait(None, self._timeout_s)
+            self._held.call.wait(None, self._timeout_s)
         except CriuError as error:
             raise CaptureError(f"CRIU failed while the files were read: {error}") from error
-        self._held_ms = 1e3 * (time.perf_counter() - self._held_at)
+        self._held.holding.close()
+        self._held_ms = 1e3 * (time.perf_counter() - self._held.since)
         self._processes = store_images(self._work, put, self._facts)
-        return [item(one, CoverageState.CAPTURED) for one in self._running.tree[1:]]
+        return [*(item(one, CoverageState.CAPTURED) for one in self._held.running.tree[1:]), *self._held.beside]
 
     def seal(self, manifest: Manifest) -> Manifest:
         """See ``Companion``."""
@@ -106,29 +126,35 @@ class HeldTree(Companion):
 
 
 def hold(
-    gateway: Gateway, target: Target, running: Running, work: Path, stack: ExitStack, *, tcp: str, timeout_s: float
+    gateway: Gateway, place: Place, running: Running, work: Path, holding: ExitStack, *, tcp: str, timeout_s: float
 ) -> Call:
-    """The tree stands still and its images are in ``work``; it goes on with ``stack``'s end at the latest.
+    """The tree is in CRIU's hands and its images are in ``work``; it goes on with the end of ``holding`` at the latest.
 
     Raises: CriuError: it was not taken; it runs, and the message names the ones that were found changed.
     """
-    stopped = {one.pid for one in running.tree if one.status.get("State", "").startswith("T")}
-    place = Place(namespaces(target, stack))
-    options = dump_options(running.tree[0].inner, tcp=tcp, timeout_s=timeout_s)
-    call = stack.enter_context(gateway.call(rpc.Kind.DUMP, options, work, place))
+    stopped = {one.pid for one in running.tree if one.is_stopped}
+    options = dump_options(running.tree[0].inner, tcp=tcp, timeout_s=timeout_s, watched=places(running))
+    call = holding.enter_context(gateway.call(rpc.Kind.DUMP, options, work, place))
+    memory_bytes = sum(one.memory_bytes for one in running.tree)
     try:
-        call.wait("post-dump", timeout_s)
+        call.wait("post-dump", patience_s(timeout_s, memory_bytes))
     except CriuError as error:
         suspect = _let_go(running, stopped)
         raise CriuError(f"{error}{f'; suspect afterwards: {suspect}' if suspect else ''}") from error
     return call
 
 
-def unheld(target: Target, launcher: Path) -> Process | None:
-    """A process of the container that is not in CRIU's hands although the tree is; ``None``: all are."""
-    now = look(target, launcher)
+def unheld(now: Running, aside: Enclosure | None) -> Process | None:
+    """A process of the container that runs although the tree is in CRIU's hands; ``None``: none does."""
     free = (one for one in (*now.tree, *now.foreign) if one.status.get("TracerPid", "0") == "0")
-    return next((one for one in free if not one.shown.startswith("criu")), None)
+    return next((one for one in free if not (aside and aside.holds(one.pid))), None)
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _let_go(running: Running, stopped: set[int]) -> str:
@@ -145,6 +171,8 @@ def _let_go(running: Running, stopped: set[int]) -> str:
             continue
         if status.get("TracerPid", "0") != "0":
             suspect.append(f"{one.label} is still traced")
+        if _PARASITE in _maps(one.pid):
+            suspect.append(f"{one.label} still has CRIU's code mapped")
         if status.get("State", "").startswith("T") and one.pid not in stopped:
             with suppress(ProcessLookupError):
                 descriptor = os.pidfd_open(one.pid)

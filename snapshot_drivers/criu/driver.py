@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from snapshot_drivers.base import CaptureOptions, Change, CoverageItem, CoverageState, Snapshot, Staged, Target
-from snapshot_drivers.criu.capture import FilesOnly, HeldTree, hold, item, unheld
-from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway
+from snapshot_drivers.criu.capture import FOREIGN, FilesOnly, Held, HeldTree, hold, item, namespaces, unheld
+from snapshot_drivers.criu.enclosure import Enclosures
+from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway, Place
 from snapshot_drivers.criu.images import check_seal
 from snapshot_drivers.criu.preflight import obstacle
 from snapshot_drivers.criu.restore import StagedProcesses
-from snapshot_drivers.criu.trees import Running, look, settled
+from snapshot_drivers.criu.trees import Process, Running, look, settled
+from snapshot_drivers.criu.work_directory import work_directory
 from snapshot_drivers.errors import CaptureError, UnsupportedHost
+from snapshot_drivers.overlay.capture import Companion
 from snapshot_drivers.overlay.driver import OverlayDriver
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import ManifestStore
@@ -64,6 +66,7 @@ class CriuDriver:
         self._work = store / WORK
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._gateway = Gateway(Path(prefix))
+        self._enclosures = Enclosures()
         self._require_all = require == "all"
         self._keep_clock = clock == "preserve"
         self._tcp = tcp
@@ -77,38 +80,59 @@ class CriuDriver:
             return self._files.capture(target, parent_id, options)
         if running.is_idle:
             return self._files.capture(target, parent_id, options, companion=FilesOnly([], began))
-        reason = self._obstacle(running, target.init_pid)
-        if reason is None:
-            with ExitStack() as stack:
-                work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="capture-", dir=self._work)))
-                try:
-                    call = hold(self._gateway, target, running, work, stack, tcp=self._tcp, timeout_s=self._timeout_s)
-                except CriuError as error:
-                    reason = str(error)
-                else:
-                    now = look(target, self._launcher)
-                    other = unheld(target, self._launcher)
-                    if other is None:
-                        held = HeldTree(call, work, now, self._timeout_s, began, self._data_dir)
-                        return self._files.capture(target, parent_id, options, companion=held)
-                    reason = f"{other.label} appeared while memory was read"
-        missing = self._missing(running, reason)
-        return self._files.capture(target, parent_id, options, companion=FilesOnly(missing, began))
+        with ExitStack() as stack:
+            companion: Companion
+            try:
+                companion = self._hold(target, running, stack, began)
+            except CriuError as error:
+                stack.close()
+                companion = FilesOnly(self._left_out(running.tree[1:], str(error), running.foreign), began)
+            return self._files.capture(target, parent_id, options, companion=companion)
 
-    def _obstacle(self, running: Running, init_pid: int) -> str | None:
-        if not running.tree:
-            return f"{running.foreign[0].label} was not started by the launcher (docker exec?)"
+    def _hold(self, target: Target, running: Running, stack: ExitStack, began: float) -> HeldTree:
+        """The launcher's tree stands still with its memory read, and nothing else runs, until ``stack`` ends.
+
+        Raises: CriuError: it cannot be taken; it runs. CaptureError: the task requires what is left out.
+        """
+        assert target.init_pid is not None
+        if len(running.tree) < 2:
+            raise CriuError("nothing runs below the launcher")
         try:
             self._gateway.check()
         except UnsupportedHost as error:
-            return str(error)
-        return obstacle(running, init_pid)
+            raise CriuError(str(error)) from error
+        beside = self._left_out((), "", running.foreign)
+        work = stack.enter_context(work_directory(self._work, sum(one.memory_bytes for one in running.tree)))
+        holding = stack.enter_context(ExitStack())
+        aside = None
+        if running.foreign:
+            aside = self._enclosures.of(target, "beside")
+            holding.enter_context(aside.closed(lambda: look(target, self._launcher).foreign))
+        since = time.perf_counter()
+        frozen = None
+        if not any(one.is_stopped for one in running.tree):  # CRIU cannot attach to one that is stopped and frozen
+            tree = self._enclosures.of(target, "tree")
+            holding.enter_context(tree.closed(lambda: look(target, self._launcher).tree, stay=True))
+            frozen = tree.directory
+        still = look(target, self._launcher)
+        if reason := obstacle(still, target.init_pid):
+            raise CriuError(reason)
+        place = Place(namespaces(target, holding), freezer=frozen)
+        call = hold(self._gateway, place, still, work, holding, tcp=self._tcp, timeout_s=self._timeout_s)
+        now = look(target, self._launcher)
+        if (other := unheld(now, aside)) is not None:
+            raise CriuError(f"{other.label} ran while memory was read")
+        held = Held(call, now, beside, holding, since)
+        return HeldTree(held, work, timeout_s=self._timeout_s, began=began, data_dir=self._data_dir)
 
-    def _missing(self, running: Running, reason: str) -> list[CoverageItem]:
+    def _left_out(self, tree: Sequence[Process], reason: str, foreign: Sequence[Process]) -> list[CoverageItem]:
         """Raises: CaptureError: the task requires all."""
-        if self._require_all:
-            raise CaptureError(f"the processes cannot be taken: {reason} (snapshots.options.require: all)")
-        return [item(one, CoverageState.MISSING, reason) for one in (*running.tree[1:], *running.foreign)]
+        items = [item(one, CoverageState.MISSING, reason) for one in tree]
+        items += [item(one, CoverageState.MISSING, FOREIGN) for one in foreign]
+        if items and self._require_all:
+            first = items[0]
+            raise CaptureError(f"{first.path} cannot be taken: {first.reason} (snapshots.options.require: all)")
+        return items
 
     def stage(self, target: Target, snapshot_id: str, options: CaptureOptions) -> Staged:
         """See ``base.SnapshotDriver.stage``. Raises: RestoreRefused: the processes were edited or are of elsewhere."""
@@ -122,6 +146,7 @@ class CriuDriver:
                 files,
                 manifest.processes,
                 gateway=self._gateway,
+                enclosures=self._enclosures,
                 content=self._content,
                 directory=self._work,
                 launcher=self._launcher,
@@ -155,5 +180,6 @@ class CriuDriver:
 
     def close(self) -> None:
         """See ``base.SnapshotDriver.close``."""
+        self._enclosures.close()
         self._files.close()
         self._content.close()

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,27 +24,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from snapshot_drivers.criu import rpc
+from snapshot_drivers.criu.log import LOG, log_reason
+from snapshot_drivers.criu.work_directory import OPEN_DIRECTORIES, memory_directory
 from snapshot_drivers.errors import EngineError, SnapshotError, UnsupportedHost
 
 DEFAULT_PREFIX: Final = Path("/usr/local/lib/orchestrator/criu")
-LOG: Final = "criu.log"
 FEATURES: Final = "criu.kdat"
-_IGNORE_CGROUPS: Final = 0
-_GHOST_BYTES: Final = 2**31 - 1
 _OPEN_TREE: Final = 428
 _AT_FDCWD: Final = -100
 _OPEN_TREE_CLONE: Final = 1
 _CLOSE_S: Final = 5.0
-_REASONS: Final = (
-    (r"io_uring", "it uses io_uring, which CRIU cannot take"),
-    (r"external stream socket|external socket|Can't dump half of stream unix", "a unix socket's peer is outside"),
-    (r"Can't dump that handle|inotify|irmap", "a watch (inotify) of it cannot be named by a path"),
-    (r"ghost file .* of \d+ size", "a deleted file that it holds open is larger than the limit"),
-    (r"Connected TCP socket", "it has an established TCP connection"),
-    (r"RLIMIT|rlimit|CAP_SYS_RESOURCE", "root lacks CAP_SYS_RESOURCE on this host"),
-    (r"leaked out of the session|session leader", "its session's leader is outside of what is captured"),
-    (r"Link remap", "a file that it holds open has lost the name by which it was opened"),
-)
 
 
 class CriuError(SnapshotError):
@@ -55,12 +42,14 @@ class CriuError(SnapshotError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a CRIU works: descriptors of the container's namespaces, of cgroups to join, of pid numbers to use."""
+    """Where a CRIU works: descriptors of the container's namespaces, of cgroups to join; pid numbers to use."""
 
     namespaces: Mapping[str, int]
     groups: Sequence[int] = ()
     enter_pid: int = 0
     leave_pid: int = 0
+    freezer: Path | None = None
+    """The frozen cgroup in which the tree to be dumped is."""
 
 
 HOST: Final = Place({})
@@ -102,16 +91,19 @@ class Gateway:
                 try:
                     self._features = (work / FEATURES).read_bytes()
                 except OSError as error:
-                    log = _excerpt(work)
+                    log = log_reason(work) or "it left no log"
                     raise UnsupportedHost(
                         f"{self._program()} tells no kernel features ({log}): run deploy/criu"
                     ) from error
         return self._features
 
+    def plain_command(self, *options: str) -> list[str]:
+        """CRIU's command line, where nothing is to be joined. ``options``: of the loader."""
+        words = [str(self._loader()), "--inhibit-cache", "--library-path", str(self.prefix / "lib")]
+        return [*words, *options, str(self._program())]
+
     def _command(self) -> list[str]:
-        libraries = self.prefix / "lib"
-        words = [str(self._loader()), "--inhibit-cache", "--library-path", str(libraries)]
-        return [*words, "--preload", str(self.prefix / "join.so"), str(self._program()), "--no-default-config"]
+        return [*self.plain_command("--preload", str(self.prefix / "join.so")), "--no-default-config"]
 
     def _program(self) -> Path:
         return self.prefix / "usr/sbin/criu"
@@ -135,20 +127,22 @@ class Call:
             self._socket = started.enter_context(ours)
             with ExitStack() as passed:
                 passed.enter_context(theirs)
-                empty = tempfile.mkdtemp(prefix="orchestrator-empty-")
-                started.callback(shutil.rmtree, empty, ignore_errors=True)
-                directory, plugins = (_detached(path, passed) for path in (work, Path(empty)))
+                directory, plugins = _detached(work, passed), memory_directory()
+                passed.callback(os.close, plugins)
                 last = os.open("/proc/sys/kernel/ns_last_pid", os.O_WRONLY | os.O_CLOEXEC)
                 passed.callback(os.close, last)
                 spaces = [place.namespaces.get(name, -1) for name in ("pid", "net", "uts", "cgroup", "mnt")]
                 words = [*spaces, directory, last, len(place.groups), *place.groups, place.enter_pid, place.leave_pid]
-                descriptors = [one for one in (*spaces, directory, plugins, last, *place.groups) if one >= 0]
+                self._stderr = os.memfd_create("criu-stderr", os.MFD_CLOEXEC)
+                started.callback(os.close, self._stderr)
+                freezer = _detached(place.freezer, passed) if place.freezer else -1
+                descriptors = [one for one in (*spaces, directory, plugins, last, freezer, *place.groups) if one >= 0]
                 self._process = subprocess.Popen(
                     [*command, "--libdir", f"/proc/self/fd/{plugins}", "swrk", str(theirs.fileno())],
                     pass_fds=[theirs.fileno(), *descriptors],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=self._stderr,
                     env={
                         "JOIN": " ".join(map(str, words)),
                         "PATH": f"/proc/self/fd/{plugins}",
@@ -167,6 +161,8 @@ class Call:
                 "log_file": LOG,
                 "log_level": 2,
             }
+            if place.freezer:
+                always["freeze_cgroup"] = f"/proc/self/fd/{freezer}"
             self._socket.send(rpc.request(kind, {**always, **options}))
             self._stack = started.pop_all()
 
@@ -225,7 +221,8 @@ class Call:
 
     def reason(self) -> str:
         """Why it failed, in words, from its log; foreign text is left as it is."""
-        return _excerpt(self._work)
+        said = os.pread(self._stderr, 400, 0).decode("utf-8", "replace").strip()
+        return log_reason(self._work) or said or "it left no log"
 
     def _end(self) -> None:
         """It is gone."""
@@ -240,38 +237,12 @@ class Call:
             self._process.wait(_CLOSE_S)
 
 
-def dump_options(pid: int, *, tcp: str, timeout_s: float) -> dict[str, rpc.Value]:
-    """Options of a dump of the tree below ``pid`` (its number in the container); it runs on afterwards."""
-    return {
-        "pid": pid,
-        "leave_running": 1,
-        "ghost_limit": _GHOST_BYTES,
-        "network_lock": rpc.NETWORK_LOCK_SKIP,
-        "tcp_skip_in_flight": 1,
-        "timeout": max(1, int(timeout_s)),
-        **_common(tcp),
-    }
-
-
-def restore_options(*, tcp: str) -> dict[str, rpc.Value]:
-    """Options of a restore."""
-    return {"network_lock": rpc.NETWORK_LOCK_SKIP, **_common(tcp)}
-
-
-def _common(tcp: str) -> dict[str, rpc.Value]:
-    return {
-        "shell_job": 1,
-        "file_locks": 1,
-        "notify_scripts": 1,
-        "force_irmap": 1,
-        "manage_cgroups": 1,
-        "manage_cgroups_mode": _IGNORE_CGROUPS,
-        "tcp_close" if tcp == "close" else "tcp_established": 1,
-    }
-
-
 def _detached(path: Path, stack: ExitStack) -> int:
     """Descriptor of a mount of its own of that directory: nothing above it can be reached from there."""
+    if path.is_relative_to(OPEN_DIRECTORIES):  # it is one already
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        return descriptor
     call = ctypes.CDLL(None, use_errno=True).syscall
     descriptor = int(call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), _OPEN_TREE_CLONE | os.O_CLOEXEC))
     if descriptor < 0:
@@ -279,18 +250,3 @@ def _detached(path: Path, stack: ExitStack) -> int:
         raise EngineError(f"cannot open {path} as a mount: {os.strerror(code)}")
     stack.callback(os.close, descriptor)
     return descriptor
-
-
-def _excerpt(work: Path) -> str:
-    try:
-        lines = (work / LOG).read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return "it left no log"
-    errors = [
-        re.sub(r"^\([\d.]+\)\s*(\d+: )?", "", line) for line in lines if "Error" in line and "for self" not in line
-    ]
-    text = "; ".join(errors[:3])[:400]
-    for pattern, meaning in _REASONS:
-        if re.search(pattern, "\n".join(errors)):
-            return f"{meaning} (CRIU: {text})"
-    return text or "its log names no error"

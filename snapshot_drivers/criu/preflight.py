@@ -16,9 +16,6 @@ _GPU: Final = re.compile(r"^/dev/(nvidia|kfd|dri/)")
 
 def obstacle(running: Running, init_pid: int) -> str | None:
     """Why the launcher's tree cannot be taken as it is; ``None``: nothing is known against it."""
-    if running.foreign:
-        other = running.foreign[0]
-        return f"{other.label} runs beside the launcher (docker exec?), and could interfere while memory is read"
     able = _has_sys_resource()
     for one in running.tree:
         if reason := _obstacle(one, init_pid, able=able):
@@ -32,7 +29,8 @@ def _obstacle(one: Process, init_pid: int, *, able: bool) -> str | None:
         return f"runs as uid {status['Uid'].split()[0]}, and root lacks CAP_SYS_RESOURCE on this host"
     if status.get("TracerPid", "0") != "0":
         return "is traced by another process"
-    if any(namespace(one.pid, kind) != namespace(init_pid, kind) for kind in NAMESPACES):
+    # One that is ending has none any more.
+    if any(namespace(one.pid, kind) not in ("", namespace(init_pid, kind)) for kind in NAMESPACES):
         return "runs in namespaces of its own"
     with suppress(OSError):
         for name in (path.name for path in Path(f"/proc/{one.pid}/fd").iterdir()):

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from snapshot_drivers.criu import rpc
-from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway, Place, dump_options, restore_options
+from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway, Place
+from snapshot_drivers.criu.options import dump_options, restore_options
 from snapshot_drivers.errors import SnapshotError
 
 _ROUNDS: Final = 2

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,10 +16,13 @@ from snapshot_drivers.base import RestoreReport, Staged, Target
 from snapshot_drivers.criu import rpc
 from snapshot_drivers.criu.capture import namespaces
 from snapshot_drivers.criu.compare import compare
-from snapshot_drivers.criu.gateway import Call, CriuError, Gateway, Place, restore_options
-from snapshot_drivers.criu.images import write_images
+from snapshot_drivers.criu.enclosure import Enclosures
+from snapshot_drivers.criu.gateway import Call, CriuError, Gateway, Place
+from snapshot_drivers.criu.images import most_bytes, write_images
+from snapshot_drivers.criu.options import patience_s, restore_options
 from snapshot_drivers.criu.tcp import destroy_outside
 from snapshot_drivers.criu.trees import Running, look, members
+from snapshot_drivers.criu.work_directory import work_directory
 from snapshot_drivers.errors import RestoreError
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import StoredProcesses
@@ -39,6 +40,7 @@ class StagedProcesses:
         processes: StoredProcesses,
         *,
         gateway: Gateway,
+        enclosures: Enclosures,
         content: ContentStore,
         directory: Path,
         launcher: Path,
@@ -51,6 +53,7 @@ class StagedProcesses:
         self.snapshot = files.snapshot
         self._files = files
         self._gateway = gateway
+        self._enclosures = enclosures
         self._launcher = launcher
         self._tcp = tcp
         self._timeout_s = timeout_s
@@ -61,43 +64,48 @@ class StagedProcesses:
         known: dict[str, Any] = json.loads(processes.facts)
         self._numbers: list[int] = known["numbers"]
         self._facts: dict[str, dict[str, Any]] = known["processes"]
-        self._work = self._stage()
+        self._staged = ExitStack()
+        self._work: Path | None = None
+        self._stage()
 
-    def _stage(self) -> Path:
-        work = Path(tempfile.mkdtemp(prefix="restore-", dir=self._directory))
-        try:
-            write_images(self._processes, work, self._content.read, keep_clock=self._keep_clock)
-        except OSError as error:
-            shutil.rmtree(work, ignore_errors=True)
-            raise RestoreError(f"cannot stage the processes of {self.snapshot.snapshot_id}: {error}") from error
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
-        return work
+    def _stage(self) -> None:
+        """Every image is in ``_work``."""
+        with ExitStack() as stack:
+            try:
+                work = stack.enter_context(work_directory(self._directory, most_bytes(self._processes)))
+                write_images(self._processes, work, self._content.read, keep_clock=self._keep_clock)
+            except OSError as error:
+                raise RestoreError(f"cannot stage the processes of {self.snapshot.snapshot_id}: {error}") from error
+            self._work, self._staged = work, stack.pop_all()
+
+    def _unstage(self) -> None:
+        self._work = None
+        self._staged.close()
 
     def apply(self, *, verify: str = "difference") -> RestoreReport:
         """See ``base.Staged.apply``."""
         began = time.perf_counter()
         report = self._files.apply(verify=verify)
-        if not self._work.exists():
-            self._work = self._stage()
+        if self._work is None:
+            self._stage()
+        assert self._work is not None
         try:
-            self._bring_back(report.target)
+            self._bring_back(report.target, self._work)
         except (CriuError, OSError) as error:
             kill_all(report.target)
             raise RestoreError(f"the processes of {self.snapshot.snapshot_id} did not come back: {error}") from error
         except RestoreError:
             kill_all(report.target)
             raise
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._unstage()
         return replace(report, restore_ms=1e3 * (time.perf_counter() - began))
 
     def discard(self) -> None:
         """See ``base.Staged.discard``."""
         self._files.discard()
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._unstage()
 
-    def _bring_back(self, target: Target) -> None:
+    def _bring_back(self, target: Target, work: Path) -> None:
         assert target.init_pid is not None
         highest = max(self._numbers)
         with ExitStack() as stack:
@@ -108,15 +116,21 @@ class StagedProcesses:
                 leave_pid=highest,
             )
             options = restore_options(tcp=self._tcp)
-            call = stack.enter_context(self._gateway.call(rpc.Kind.RESTORE, options, self._work, place))
-            call.wait("pre-resume", self._timeout_s)
+            resumed = stack.enter_context(ExitStack())
+            call = stack.enter_context(self._gateway.call(rpc.Kind.RESTORE, options, work, place))
+            memory_bytes = sum(path.stat().st_size for path in work.iterdir())
+            call.wait("pre-resume", patience_s(self._timeout_s, memory_bytes))
             try:
-                compare(self._now(target, call), self._facts, target.init_pid)
+                tree = self._now(target, call)
+                compare(tree, self._facts, target.init_pid)
                 if self._tcp == "keep":
                     destroy_outside(target.init_pid, target.container_id)
             except (RestoreError, OSError):
                 kill_all(target)  # before CRIU lets go of it
                 raise
+            # Until CRIU is gone they stand still: they could end it before it has said that it is done.
+            enclosure = self._enclosures.of(target, "tree")
+            resumed.enter_context(enclosure.closed(lambda: tree.tree, wait=False, stay=True))
             call.go_on()
             call.wait(None, self._timeout_s)
 

@@ -8,12 +8,14 @@ Source: CRIU 4.2, ``images/rpc.proto``; protobuf's "Encoding".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-Value = int | str
+Value = int | str | tuple[str, ...]
+"""A tuple: a field that is repeated."""
 
 
 class Kind(IntEnum):
@@ -41,6 +43,7 @@ OPTIONS: Final = {
     "manage_cgroups_mode": 34,
     "ghost_limit": 35,
     "irmap_scan_paths": 36,
+    "freeze_cgroup": 44,
     "timeout": 45,
     "tcp_skip_in_flight": 46,
     "tcp_close": 52,
@@ -80,15 +83,15 @@ def go_on(*, success: bool) -> bytes:
 
 def answer(data: bytes) -> Answer:
     """What CRIU said. Raises: ValueError: it is no ``criu_resp``."""
-    fields = dict(_fields(data))
-    notify = dict(_fields(_bytes(fields.get(5, b""))))
-    version = dict(_fields(_bytes(fields.get(10, b""))))
+    found = dict(fields(data))
+    notify = dict(fields(_bytes(found.get(5, b""))))
+    version = dict(fields(_bytes(found.get(10, b""))))
     return Answer(
-        kind=_number(fields.get(1, 0)),
-        success=bool(fields.get(2, 0)),
+        kind=_number(found.get(1, 0)),
+        success=bool(found.get(2, 0)),
         script=_bytes(notify.get(1, b"")).decode("utf-8", "replace"),
-        code=_number(fields.get(7, 0)),
-        text=_bytes(fields.get(9, b"")).decode("utf-8", "replace"),
+        code=_number(found.get(7, 0)),
+        text=_bytes(found.get(9, b"")).decode("utf-8", "replace"),
         version=(_number(version.get(1, 0)), _number(version.get(2, 0)), _number(version.get(4, 0))),
     )
 
@@ -96,7 +99,9 @@ def answer(data: bytes) -> Answer:
 def _field(number: int, value: Value | bytes) -> bytes:
     if isinstance(value, int):
         return _varint(number << 3 | _VARINT) + _varint(value)
-    data = value.encode() if isinstance(value, str) else value
+    if isinstance(value, tuple):
+        return b"".join(_field(number, one) for one in value)
+    data = os.fsencode(value) if isinstance(value, str) else value
     return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
 
 
@@ -109,7 +114,8 @@ def _varint(number: int) -> bytes:
     return bytes([*out, number])
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of every field of a message. Raises: ValueError: it is cut short or of another encoding."""
     place = 0
     while place < len(data):
         key, place = _read_varint(data, place)

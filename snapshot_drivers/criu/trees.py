@@ -41,6 +41,16 @@ class Process:
         """How the coverage names it."""
         return f"pid {self.inner} {self.shown or '(no command line)'}"
 
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal (SIGSTOP, SIGTSTP)."""
+        return self.status.get("State", "").startswith("T")
+
+    @property
+    def memory_bytes(self) -> int:
+        """What of it is in memory."""
+        return int(self.status.get("VmRSS", "0 kB").split()[0]) * 1024
+
     def numbers(self) -> list[int]:
         """Every number that a restore of it takes in the container's pid namespace."""
         found = [int(self.status[key].split()[-1]) for key in ("NSpid", "NSpgid", "NSsid") if key in self.status]
@@ -83,7 +93,7 @@ def look(target: Target, launcher: Path) -> Running:
     return Running(tuple(tree), tuple(foreign))
 
 
-def settled(target: Target, launcher: Path, *, wait_s: float = 0.5) -> Running:
+def settled(target: Target, launcher: Path, *, wait_s: float = 2.0) -> Running:
     """As ``look``, once the launcher's own processes of a call that has just ended are gone, or after ``wait_s``."""
     deadline = time.monotonic() + wait_s
     while True:

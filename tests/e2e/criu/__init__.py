@@ -1,0 +1,1 @@
+"""Tests of the criu driver: processes go back with the files."""
