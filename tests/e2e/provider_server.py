@@ -16,10 +16,16 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 
-from tests.e2e.wire_rules import anthropic_problems, openai_problems
+from tests.e2e.wire_rules import anthropic_problems, openai_problems, responses_problems
 
 OPENAI_PATH = "/v1/chat/completions"
 ANTHROPIC_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
+_RULES = {
+    OPENAI_PATH: openai_problems,
+    ANTHROPIC_PATH: anthropic_problems,
+    RESPONSES_PATH: responses_problems,
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class ProviderServer:
 
     @staticmethod
     def _check(request: Request) -> list[str]:
-        check = {OPENAI_PATH: openai_problems, ANTHROPIC_PATH: anthropic_problems}.get(request.path)
+        check = _RULES.get(request.path)
         if check is None:
             return [f"there is no {request.path}"]
         try:

@@ -24,6 +24,28 @@ def anthropic_problems(body: Body, headers: dict[str, str]) -> list[str]:
     return list(_anthropic(body, headers))
 
 
+def responses_problems(body: Body, headers: dict[str, str]) -> list[str]:
+    """Breaches of the responses API."""
+    return list(_responses(body, headers))
+
+
+def _responses(body: Body, headers: dict[str, str]) -> Iterator[str]:
+    if not headers.get("authorization", "").startswith("Bearer "):
+        yield "no key"
+    given = body.get("input")
+    if not given:
+        yield "no input"
+    asked: list[str] = []
+    for place, item in enumerate(given if isinstance(given, list) else []):
+        if item.get("type") == "function_call":
+            asked.append(item["call_id"])
+        elif item.get("type") == "function_call_output":
+            if item["call_id"] not in asked and not body.get("previous_response_id"):
+                yield f"input.{place}: an output that answers no call"
+        elif item.get("role") not in ("system", "developer", "user", "assistant"):
+            yield f"input.{place}: role {item.get('role')!r}"
+
+
 def _openai(body: Body, headers: dict[str, str]) -> Iterator[str]:
     if not headers.get("authorization", "").startswith("Bearer "):
         yield "no key"

@@ -1,0 +1,195 @@
+"""Agents of other frameworks, the real packages in a real container: recorded, taken back, finished, repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import instrument, recorded_run, resumed_run
+from orchestrator.data_dir import DataDir
+from orchestrator.engine import Engine
+from orchestrator.recording.run import RecordedRun
+from tests.e2e.case_cli import Cli
+from tests.e2e.provider_server import ProviderServer
+from tests.e2e.scripted_damage import BREAK, MEMORY, REPAIRED, TASK, calls, damaging_model, text
+from tests.e2e.test_endpoints import _keys  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.engine
+
+Harness = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mini-swe-agent greets at import; LangChain would report to its makers if a key were set."""
+    monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
+    monkeypatch.delenv("LANGSMITH_API_KEY", raising=False)
+
+
+@pytest.fixture
+def open_run(cli: Cli, base_image: str, engine: Engine, data_dir: DataDir) -> Iterator[Callable[..., Any]]:
+    """Opens a recorded run, or takes one up again when there is one of that id."""
+
+    def opened(run_id: str, **keys: Any) -> Any:
+        if any(run.run_id == run_id for run in data_dir.runs()):
+            return resumed_run(run_id, data_dir=data_dir.root, engine=engine)
+        task = {**TASK, "image": base_image, **keys}
+        return recorded_run(task, run_id=run_id, data_dir=data_dir.root, engine=engine)
+
+    yield opened
+
+
+def went_back_and_finished(run: RecordedRun, server: ProviderServer) -> None:
+    """Two calls were answered from the log, three made; the memory was in the request, and the container is whole."""
+    assert run.execution is not None and (run.execution.answered, run.execution.made) == (2, 3)
+    assert len(server.requests) == 5
+    assert sum(event.kind == "tool_start" for event in run.session.log.events) == 4
+    before, after = (server.requests[at].json["messages"] for at in (1, 3))
+    assert after[:-1] == before and after[-1]["role"] == "user" and MEMORY in after[-1]["content"]
+    assert run.exec("cat /srv/work/notes").output == b"one\ntwo\n"
+
+
+def nothing_new(run: RecordedRun, server: ProviderServer) -> None:
+    """The whole path was answered from the log."""
+    assert run.execution is not None and run.execution.made == 0 and len(server.requests) == 5
+
+
+def chat_model(server: ProviderServer, **options: Any) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model="m", base_url=f"{server.url}/v1", **options)
+
+
+def conversation(state: Any) -> list[tuple[str, Any, Any]]:
+    """Without the ids that the framework makes up."""
+    return [(one.type, one.content, getattr(one, "tool_calls", None)) for one in state["messages"]]
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "stream"])
+def test_a_langchain_agent_with_the_middleware(open_run: Callable[..., Any], cli: Cli, how: str) -> None:
+    pytest.importorskip("langchain")
+    instrument("langchain", "openai")
+    from langchain.agents import create_agent
+
+    from orchestrator.adapters.langchain import middleware
+
+    given = {"messages": [("user", TASK["instruction"])]}
+
+    def harness(run: RecordedRun, server: ProviderServer) -> Any:
+        model = chat_model(server, streaming=how == "stream")
+        agent = create_agent(model, [], middleware=[middleware(run)])
+        return [*agent.stream(given, stream_mode="values")][-1] if how == "stream" else agent.invoke(given)
+
+    async def harness_async(run: RecordedRun, server: ProviderServer) -> Any:
+        return await create_agent(chat_model(server), [], middleware=[middleware(run)]).ainvoke(given)
+
+    def drive(run: RecordedRun) -> list[Any]:
+        if how == "async":
+            return conversation(asyncio.run(run.drive_async(harness_async, run, server)))
+        return conversation(run.drive(harness, run, server))
+
+    with damaging_model(stream=how == "stream") as server:
+        with open_run(f"agent-{how}") as run:
+            first = drive(run)
+            went_back_and_finished(run, server)
+        assert run.result is not None and run.result.status == "succeeded"
+        with open_run(f"agent-{how}") as run:
+            assert drive(run) == first
+            nothing_new(run, server)
+    assert cli.json("verify", f"agent-{how}")["whole"] is True
+
+
+def test_a_langgraph_graph_with_tools_of_its_own(open_run: Callable[..., Any], cli: Cli) -> None:
+    pytest.importorskip("langgraph")
+    instrument("langchain", "openai")
+    from langchain_core.tools import StructuredTool
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    from orchestrator.adapters.langchain import tools
+
+    def harness(run: RecordedRun, server: ProviderServer) -> Any:
+        def note(text: str) -> str:
+            """Keep a note."""
+            return run.bash(f"echo {text} >> /srv/work/notes")
+
+        given = [*tools(run), StructuredTool.from_function(note)]
+        model = chat_model(server).bind_tools(given)
+        graph = StateGraph(MessagesState)
+        graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+        graph.add_node("tools", ToolNode(given))
+        graph.add_edge(START, "model")
+        graph.add_conditional_edges("model", tools_condition)
+        graph.add_edge("tools", "model")
+        return graph.compile().invoke({"messages": [("user", "go")]})
+
+    with ProviderServer(
+        calls(False, ("note", {"text": "one"}), at=1),
+        calls(False, ("bash", {"command": BREAK}), ("note", {"text": "lost"}), at=2),
+        calls(False, ("backtrack_commit", {"breakpoint_id": 1, "memory_summary": MEMORY}), at=3),
+        calls(False, ("bash", {"command": REPAIRED}), at=4),
+        text(False, "Done."),
+    ) as server:
+        with open_run("graph") as run:
+            first = conversation(run.drive(harness, run, server))
+            assert run.execution is not None and run.execution.answered == 2 and len(server.requests) == 5
+            assert run.exec("cat /srv/work/notes").output == b"one\ntwo\n"
+        with open_run("graph") as run:
+            assert conversation(run.drive(harness, run, server)) == first
+            nothing_new(run, server)
+    assert cli.json("verify", "graph")["whole"] is True
+
+
+def test_mini_swe_agent_goes_back_by_a_shell_command_and_submits(
+    open_run: Callable[..., Any], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minisweagent")
+    instrument("mini_swe_agent")
+    monkeypatch.setattr("litellm.suppress_debug_info", True)  # it prints what it does not know about a model
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.models.litellm_model import LitellmModel
+
+    from orchestrator.adapters.mini_swe_agent import SUBMITTED, RunEnvironment
+
+    def harness(run: RecordedRun, server: ProviderServer) -> Any:
+        model = LitellmModel(
+            model_name="openai/m", model_kwargs={"api_base": f"{server.url}/v1"}, cost_tracking="ignore_errors"
+        )
+        agent = DefaultAgent(
+            model,
+            RunEnvironment(run),
+            system_template="You are {{node}}.",
+            instance_template="{{task}}",
+            cost_limit=0.0,
+        )
+        return agent.run("Write two lines."), [
+            {key: value for key, value in message.items() if key != "extra"} for message in agent.messages
+        ]
+
+    back = ("bash", {"command": f"backtrack_commit 1 '{MEMORY}'"})
+    with damaging_model(back=back) as server:
+        server.replies[4] = calls(False, ("bash", {"command": f"echo {SUBMITTED}; cat notes"}), at=5)
+        with open_run("swe") as run:
+            first = run.drive(harness, run, server)
+            assert first[0] == {"exit_status": "Submitted", "submission": "one\ntwo\n"}
+            assert run.execution is not None and (run.execution.answered, run.execution.made) == (2, 4)
+            assert len(server.requests) == 5 and MEMORY in server.requests[3].json["messages"][-1]["content"]
+        with open_run("swe") as run:
+            # Its way to end is an exception, which is raised again as its own type.
+            assert run.drive(harness, run, server) == first
+            nothing_new(run, server)
+    assert cli.json("verify", "swe")["whole"] is True
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    names = ("langchain", "langgraph", "litellm", "openai", "mini_swe_agent", "instrumentation", "launched")
+    modules = ["orchestrator", "orchestrator.recording.opening", *(f"orchestrator.adapters.{name}" for name in names)]
+    frameworks = {"litellm", "openai", "langchain_core", "langgraph", "minisweagent"}
+    script = f"import sys, {', '.join(modules)}\nprint(*sorted({frameworks} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
