@@ -1,0 +1,1 @@
+"""Portable archives of runs: ``pack`` writes them, ``unpack`` reads them and trusts nothing."""
