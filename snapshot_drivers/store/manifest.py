@@ -1,12 +1,11 @@
 """The manifest of a snapshot: its existence is the commit point. ``manifests/<snapshot id>.json``, never changed.
 
 Written after the pack that holds its content (temporary name, fsync, rename, fsync of the directory); deleted before
-it.
+it. Who writes one holds the store since before it looked for the first object (``ContentStore.hold``).
 """
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import time
@@ -18,11 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from snapshot_drivers.base import Snapshot, StateKind
 from snapshot_drivers.errors import CaptureError, StoreDamaged, UnknownSnapshot
-from snapshot_drivers.store.content import sync_directory
+from snapshot_drivers.store.durable import create_temporary, publish, sync_directory
+from snapshot_drivers.store.lock import StoreLock
 
 MANIFESTS: Final = "manifests"
 FORMAT_VERSION: Final = 1
 _SNAPSHOT_ID: Final = re.compile(r"s-[0-9a-v]{26}")
+_SUFFIX: Final = ".json"
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
 
 
@@ -88,6 +89,8 @@ class Manifest(BaseModel):
     architecture: str
     lower_dirs: tuple[str, ...]
     """The image's layers on the host that captured it: overlayfs' own attributes mean something only above these."""
+    run_id: str = ""
+    """The run for which it was taken: as long as that is driven, its log may be about to name it."""
     trees: tuple[StoredTree, ...]
     etc_files: tuple[StoredFile, ...]
     processes: StoredProcesses | None = None
@@ -106,6 +109,15 @@ class ManifestStore:
         """``root`` is the store directory."""
         self._directory = root / MANIFESTS
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = StoreLock(root)
+
+    def ids(self) -> list[str]:
+        """All snapshots that exist, oldest first.
+
+        Raises: OSError.
+        """
+        names = (path.stem for path in self._directory.iterdir() if path.suffix == _SUFFIX)
+        return sorted(name for name in names if _SNAPSHOT_ID.fullmatch(name))
 
     def write(self, manifest: Manifest) -> None:
         """The snapshot exists.
@@ -113,18 +125,17 @@ class ManifestStore:
         Raises: CaptureError: it could not be written.
         """
         path = self._path(manifest.snapshot.snapshot_id)
-        temporary = path.with_name(f".tmp-{path.name}")
+        temporary: Path | None = None
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(manifest.model_dump_json())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            sync_directory(self._directory)
+            with self._lock.shared():
+                temporary, file = create_temporary(path)
+                with file:
+                    file.write(manifest.model_dump_json().encode())
+                    publish(temporary, file, path)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
+            if temporary is not None:
+                with suppress(OSError):
+                    temporary.unlink()
             raise CaptureError(f"cannot write the manifest {path}: {error.strerror}") from error
 
     def read(self, snapshot_id: str) -> Manifest:
@@ -147,13 +158,13 @@ class ManifestStore:
             raise StoreDamaged(f"the manifest {path} is that of another snapshot ({manifest.snapshot.snapshot_id})")
         return manifest
 
-    def delete(self, snapshot_id: str) -> None:
-        """The snapshot is gone. Repeatable."""
-        with suppress(FileNotFoundError):
-            self._path(snapshot_id).unlink()
-            sync_directory(self._directory)
+    def delete(self, *snapshot_ids: str) -> None:
+        """These snapshots are gone. Repeatable."""
+        for snapshot_id in snapshot_ids:
+            self._path(snapshot_id).unlink(missing_ok=True)
+        sync_directory(self._directory)
 
     def _path(self, snapshot_id: str) -> Path:
         if not _SNAPSHOT_ID.fullmatch(snapshot_id):
             raise UnknownSnapshot(f"not the name of a snapshot: {snapshot_id!r}")
-        return self._directory / f"{snapshot_id}.json"
+        return self._directory / (snapshot_id + _SUFFIX)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions, Coverage, Snapshot, StateKind
 from snapshot_drivers.errors import CaptureError, StoreDamaged, UnknownSnapshot
 from snapshot_drivers.overlay.capture import Index
+from snapshot_drivers.overlay.driver import OverlayDriver
 from snapshot_drivers.overlay.index_file import INDEXES, load_index, save_index
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.scan import Scanner
-from snapshot_drivers.store import content
+from snapshot_drivers.store import pack
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import Manifest, ManifestStore, new_snapshot_id
 from snapshot_drivers.tree import digest_of
+from tests.unit.plain_upper import PlainUpper
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tiny tmpfs needs root")
 
@@ -67,6 +72,7 @@ def test_a_torn_pack_costs_its_own_objects_and_no_others(tmp_path: Path, length:
     (kept,) = store_pack(tmp_path, "b-whole", b"kept")
     torn = tmp_path / "packs/a-torn.pack"
     os.truncate(torn, length if length >= 0 else torn.stat().st_size + length)
+    shutil.rmtree(tmp_path / "locations")
     store = ContentStore(tmp_path)
     assert store.read(kept) == b"kept"
     with pytest.raises(StoreDamaged, match=r"a-torn\.pack"):
@@ -88,8 +94,9 @@ def test_a_flipped_byte_is_found_wherever_it_is(tmp_path: Path) -> None:
     digests = store_pack(tmp_path, "p", b"x" * 100, b"y" * 100)
     path = tmp_path / "packs/p.pack"
     whole = path.read_bytes()
-    for position in range(len(content.MAGIC), len(whole)):
+    for position in range(len(pack.MAGIC), len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        shutil.rmtree(tmp_path / "locations", ignore_errors=True)
         store = ContentStore(tmp_path)
         with pytest.raises(StoreDamaged, match=r"p\.pack"):
             for digest in digests:
@@ -108,11 +115,13 @@ def test_a_pack_that_vanishes_meanwhile_is_damage_and_no_riddle(tmp_path: Path) 
 
 @needs_root
 def test_a_full_disk_fails_the_capture_and_leaves_nothing(tiny: Path) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     store = ContentStore(tiny)
     with pytest.raises(CaptureError, match="No space left"), store.writer("p") as writer:
         for _ in range(40):
             writer.put(os.urandom(100_000))
+    store.close()
     assert packs(tiny) == []
     assert len(os.listdir("/proc/self/fd")) == before
     assert store_pack(tiny, "q", b"small")
@@ -133,6 +142,7 @@ def test_a_disk_that_fills_up_while_a_tree_is_read_is_no_unreadable_file(tiny: P
         store.writer("p") as writer,
     ):
         Scanner(writer.put, CaptureOptions(), skip=PathSet()).scan(root_fd)
+    store.close()
     assert packs(tiny) == []
 
 
@@ -201,6 +211,7 @@ def test_temporary_files_of_the_dead_are_ignored(tmp_path: Path) -> None:
 
 def test_few_descriptors_serve_many_packs(tmp_path: Path) -> None:
     digests = [store_pack(tmp_path, f"p{number}", b"%d" % number)[0] for number in range(100)]
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     store = ContentStore(tmp_path)
     for digest in digests + digests:
@@ -275,3 +286,34 @@ def test_an_index_cut_short_or_changed_is_an_empty_one(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         assert load_index(tmp_path, "c") == Index()
     assert os.listdir(tmp_path / INDEXES) == ["c"]
+
+
+def test_a_changed_byte_of_a_large_file_stores_one_block_and_one_list(tmp_path: Path) -> None:
+    """Its list of blocks is stored by spans; so what a change adds does not depend on the size."""
+    plain = PlainUpper(tmp_path)
+    large = plain.upper / "large"
+    with large.open("wb") as file:
+        for number in range(90):
+            file.write(number.to_bytes(4) * (1 << 18))
+        file.seek(20 << 20, os.SEEK_CUR)
+        file.write(b"behind a hole of a span and more")
+    first, index = plain.capture()
+    assert first.stored_bytes < 91 * (1 << 18) + 100_000, "equal blocks are stored once"
+    with large.open("r+b") as file:
+        file.seek(70 << 20)
+        file.write(b"x")
+    second, _ = plain.capture(index)
+    assert (1 << 18) < second.stored_bytes < (1 << 18) + 20_000
+    driver = OverlayDriver(tmp_path / "store")
+    pieces = driver.read_file(second.snapshot_id, "/large")
+    assert pieces is not None
+    assert blake3_of(pieces) == blake3_of(iter([large.read_bytes()]))
+    assert driver.verify([first.snapshot_id, second.snapshot_id]) == {first.snapshot_id: [], second.snapshot_id: []}
+    driver.close()
+
+
+def blake3_of(pieces: Iterator[bytes]) -> bytes:
+    found = blake3()
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
