@@ -1,149 +1,150 @@
 """What a checkpoint and a restore cost, beside what one could use instead, on the same container in one run.
 
-    python -m benchmarks [--rounds 20] [--json FILE]
+    python -m benchmarks [--shape NAME]... [--rounds 20] [--without-peers] [--json FILE] [--chart FILE]
+    python -m benchmarks --steps 300          a run with checkpoints and one without (see ``steps``)
 
-Each state is made in a fresh container: so many changed files, or so much changed data. Then, per round, one small file
-changes and the checkpoint is timed; restores go back and forth between two checkpoints. The peers see the same changes:
-``docker commit`` (and ``docker run`` of the result), a bare git repository over the changed files, ``cp -a`` of them.
+Each state is made in a fresh container. Then, per round, something changes and a checkpoint is timed, until its line is
+synced; restores go back and forth between two of them. The peers see the same changes: ``docker commit`` (and a
+container of the result), a bare git repository, restic and ``cp -a`` over the changed files alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import math
 import os
-import shutil
-import statistics
+import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks import steps
+from benchmarks.chart import chart
+from benchmarks.peers import engine_commit, on_files, synced_copy
+from benchmarks.series import Row, docker, row, show, timed
+from benchmarks.shapes import SHAPES, Shape
+from benchmarks.timed_lifecycle import TimedLifecycle
 from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
 from orchestrator.session import Session
 from orchestrator.task import load_task
+from snapshot_drivers.errors import EngineError
 
 TASK = "name: bench\nimage: orchestrator-base:latest\nagent: {kind: manual}\n"
-STATES = {
-    "1,000 files": "mkdir -p /w; cd /w; for i in $(seq 1000); do echo $i > f$i; done",
-    "10,000 files": "mkdir -p /w; cd /w; for d in $(seq 200); do mkdir d$d; "
-    "for i in $(seq 50); do echo $i > d$d/f$i; done; done",
-    "200 MB in one file": "mkdir -p /w; head -c 200M /dev/urandom > /w/blob",
-}
+LARGE_ROUNDS, PEER_ROUNDS, REMOVAL_S = 5, 5, 900
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure: milliseconds."""
-
-    state: str
-    what: str
-    p50_ms: float
-    p95_ms: float
-    rounds: int
-
-
-def timed(work: Callable[[int], object], rounds: int) -> list[float]:
-    """Milliseconds of each round."""
-    found = []
-    for number in range(rounds):
-        began = time.perf_counter()
-        work(number)
-        found.append(1e3 * (time.perf_counter() - began))
-    return found
-
-
-def row(state: str, what: str, times: list[float]) -> Row:
-    """The figures of one series."""
-    ordered = sorted(times)
-    return Row(state, what, statistics.median(ordered), ordered[math.ceil(0.95 * len(ordered)) - 1], len(ordered))
-
-
-def measure(state: str, make: str, rounds: int, stack: ExitStack) -> list[Row]:
+def measure(shape: Shape, rounds: int, *, peers: bool, stack: ExitStack) -> list[Row]:
     """All figures of one state."""
-    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp")))
     (place / "task.yaml").write_text(TASK)
     data_dir = DataDir(place / "data").open()
     data_dir.install_helpers()
     loaded = load_task(place / "task.yaml", environ={})
     session = stack.enter_context(Session.create(loaded, data_dir, Engine.connect(), run_id=f"bench-{os.getpid()}"))
-    stack.callback(session.remove_container)
+    stack.callback(remove, session)
     session.begin()
-    session.exec(make)
-    first = session.checkpoint(note="first")
+    run(session, shape.make)
+    first = session.checkpoint(note="first").snapshot_id or ""
     time.sleep(0.1)
-    name = session.container.name
-    rows: list[Row] = []
-
-    def change(number: int) -> None:
-        session.exec(f"echo {number} > /w/changed-{number % 3}")
-
-    captures, frozen = [], []
-    for number in range(rounds):
-        change(number)
-        made = session.checkpoint(note=None)
-        captures.append(made.capture_ms)
-        frozen.append(session.driver.load(made.snapshot_id or "").frozen_ms)
-    rows += [row(state, "checkpoint", captures), row(state, "… frozen", frozen)]
-    last = made.breakpoint_id
-    ids = [first.breakpoint_id, last]
-    restores = [session.restore(ids[number % 2]).restore_ms for number in range(max(4, rounds // 2))]
-    rows.append(row(state, "restore", restores))
-    few = max(3, rounds // 5)
-
-    def commit(number: int) -> None:
-        docker("commit", "--pause=true", name, f"bench-peer:{number}")
-
-    change(1)
-    rows.append(row(state, "docker commit", timed(commit, few)))
-
-    def commit_and_run(number: int) -> None:
-        commit(100 + number)
-        image = f"bench-peer:{100 + number}"
-        docker(
-            "run", "-d", "--name", f"{name}-peer-{number}", "--network", "none", "--entrypoint", "sleep", image, "60"
-        )
-
-    rows.append(row(state, "docker commit + run", timed(commit_and_run, few)))
-    for number in range(few):
-        docker("rm", "-f", f"{name}-peer-{number}")
-        docker("rmi", f"bench-peer:{number}", f"bench-peer:{100 + number}")
-    upper = session.container.target().upper_hint
-    assert upper is not None
-    rows += peers_on_files(state, upper / "w", place, few)
+    rounds = min(rounds, LARGE_ROUNDS) if shape.is_large else rounds
+    rows, last = [], first
+    numbers = itertools.count()
+    for series, program in shape.changes.items():
+        more, last = checkpoints(session, shape.name, series, changing(session, program, numbers), rounds)
+        rows += more
+    rows += restores(session, shape.name, [first, last], max(4, rounds // 2))
+    if peers:
+        few = min(PEER_ROUNDS, rounds)
+        change = changing(session, next(iter(shape.changes.values())), numbers)
+        if shape.is_large:
+            rows.append(synced_copy(shape.name, session, change, place, few))
+        rows += engine_commit(shape.name, session, change, few)
+        rows += on_files(shape.name, session, change, place, few)
     return rows
 
 
-def peers_on_files(state: str, tree: Path, place: Path, rounds: int) -> list[Row]:
-    """The same changes on the changed files alone, outside of any container."""
-    work, bare, copies = place / "work", place / "bare.git", place / "copies"
-    shutil.copytree(tree, work)
-    copies.mkdir()
-    subprocess.run(["git", "init", "-q", "--bare", bare], check=True)
-    git = ["git", "--git-dir", str(bare), "--work-tree", str(work), "-c", "user.name=b", "-c", "user.email=b@b"]
-
-    def commit(number: int) -> None:
-        (work / "changed").write_text(str(number))
-        subprocess.run([*git, "add", "-A"], check=True, capture_output=True)
-        subprocess.run([*git, "commit", "-q", "-m", str(number)], check=True, capture_output=True)
-
-    commit(-1)
-    rows = [row(state, "git commit", timed(commit, rounds))]
-    copy = timed(lambda number: subprocess.run(["cp", "-a", work, copies / str(number)], check=True), rounds)
-    return [*rows, row(state, "cp -a", copy)]
+def remove(session: Session) -> None:
+    """The container is gone, however long the engine takes for 100,000 files."""
+    deadline = time.monotonic() + REMOVAL_S
+    while True:
+        try:
+            session.remove_container()
+        except EngineError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(5)
+        else:
+            return
 
 
-def docker(*words: str) -> None:
-    """The engine's own client."""
-    subprocess.run(["docker", *words], check=True, capture_output=True)
+def run(session: Session, program: str) -> None:
+    """The program has run in the container."""
+    done = session.exec(["python3", "-c", program])
+    assert done.exit_code == 0, done
+
+
+def changing(session: Session, program: str, numbers: Iterator[int]) -> Callable[[int], None]:
+    """Makes the change of a round; no two rounds of all series have the same number."""
+    return lambda _: run(session, program.format(round=next(numbers)))
+
+
+def checkpoints(
+    session: Session, state: str, series: str, change: Callable[[int], None], rounds: int
+) -> tuple[list[Row], str]:
+    """Checkpoints with that change before each, and the snapshot of the last."""
+    taken: list[str] = []
+    change(-1)
+    session.checkpoint()
+
+    def take(_: int) -> None:
+        taken.append(session.checkpoint().snapshot_id or "")
+
+    times = timed(take, rounds, change)
+    loaded = [session.driver.load(snapshot_id) for snapshot_id in taken]
+    return [
+        row(state, f"checkpoint, {series} changed", times),
+        row(state, "of which looking and storing", [one.capture_ms for one in loaded]),
+        row(state, "of which the container stood still", [one.frozen_ms for one in loaded]),
+    ], taken[-1]
+
+
+def restores(session: Session, state: str, snapshot_ids: list[str], rounds: int) -> list[Row]:
+    """Restores to and fro, with the engine's kill and start and without."""
+    spent: list[float] = []
+
+    def restore(number: int) -> None:
+        target = session.container.target()
+        lifecycle = TimedLifecycle(target.lifecycle)
+        target = replace(target, lifecycle=lifecycle)
+        staged = session.driver.stage(target, snapshot_ids[number % 2], session.checkpointer.options)
+        staged.apply()
+        staged.discard()
+        spent.append(lifecycle.spent_ms)
+
+    whole = timed(restore, rounds)
+    without = [one - engine for one, engine in zip(whole, spent, strict=True)]
+    return [row(state, "restore", whole), row(state, "of which not kill and start", without)]
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures are of."""
+    file_system = subprocess.run(
+        ["stat", "-f", "-c", "%T", docker("info", "--format", "{{.DockerRootDir}}")], capture_output=True, text=True
+    )
+    return {
+        "processors": os.cpu_count() or 0,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "engine": docker("version", "--format", "{{.Server.Version}}"),
+        "file_system": file_system.stdout.strip(),
+        "load": os.getloadavg()[0].__format__(".1f"),
+    }
 
 
 def main() -> None:
@@ -151,21 +152,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__.splitlines()[0] if __doc__ else ""
     )
+    parser.add_argument("--shape", action="append", choices=[shape.name for shape in SHAPES], help="default: all")
+    parser.add_argument("--steps", type=int, help="instead: a run of so many steps, with checkpoints and without")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--without-peers", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--chart", type=Path)
     options = parser.parse_args()
+    if options.steps:
+        steps.show(steps.side_by_side(options.steps))
+        return
     rows: list[Row] = []
-    for state, make in STATES.items():
-        with ExitStack() as stack:
-            rows += measure(state, make, options.rounds, stack)
-    table = Table("state", "what", "p50 ms", "p95 ms", "times a checkpoint")
-    base = {one.state: one.p50_ms for one in rows if one.what == "checkpoint"}
-    for one in rows:
-        ratio = one.p50_ms / base[one.state]
-        table.add_row(one.state, one.what, f"{one.p50_ms:.1f}", f"{one.p95_ms:.1f}", f"{ratio:.1f}")
-    Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps([vars(one) for one in rows], indent=1) + "\n")
+    for shape in SHAPES:
+        if not options.shape or shape.name in options.shape:
+            with ExitStack() as stack:
+                found = measure(shape, options.rounds, peers=not options.without_peers, stack=stack)
+                show(found)
+                rows += found
+        if rows and options.json:
+            figures = {"machine": machine(), "rows": [asdict(one) for one in rows]}
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        if rows and options.chart:
+            options.chart.write_text(chart(rows))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -71,6 +71,13 @@ class Coverage(BaseModel):
         return cls(complete=not any(item.state in lost for item in items), items=tuple(items))
 
 
+class Sharer(NamedTuple):
+    """A container outside of the run that mounts the same volume."""
+
+    name: str
+    running: bool
+
+
 @dataclass(frozen=True)
 class Mount:
     """One mount of the container below its root, as the *engine* (never the container) states it."""
@@ -87,6 +94,8 @@ class Mount:
     """False: leave it as it is, at capture and at restore."""
     reason: str | None = None
     """Why it is not captured."""
+    shared_with: tuple[Sharer, ...] = ()
+    """It is captured, but not restored while these are there: their files would change."""
 
 
 class Lifecycle(Protocol):
@@ -104,6 +113,14 @@ class Lifecycle(Protocol):
         A dead network holder is started first.
 
         Raises: EngineError.
+        """
+
+    def replace(self, image_id: str) -> Target:
+        """A container of that image, of the same configuration and beside the same volumes and network, runs.
+
+        It has the name of the present one, which is gone, and another id. Repeatable.
+
+        Raises: EngineError: the present one is still there, unless the message says otherwise.
         """
 
 
@@ -138,6 +155,8 @@ class Target:
     lifecycle: Lifecycle = field(repr=False, compare=False)
     lower_hint: tuple[Path, ...] = ()
     """With ``upper_hint``: the layers below it, topmost first, where only a mount tells them."""
+    workdir: str = "/"
+    """Where the task's commands start."""
 
 
 class CaptureOptions(BaseModel):
@@ -154,6 +173,10 @@ class CaptureOptions(BaseModel):
     max_content_bytes: int = 256 * 2**30
     max_xattr_bytes: int = 2**20
     """Extended attributes of one entry."""
+    store_quota_bytes: int | None = None
+    """Content of all runs in the store."""
+    min_free_bytes: int = 0
+    """Room that has to be left on the store's disk."""
 
 
 class Snapshot(BaseModel):

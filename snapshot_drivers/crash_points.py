@@ -18,6 +18,7 @@ POINTS: Final = frozenset(
         "before-model-call", "after-model-call", "before-tool-call", "in-tool-call", "after-tool-call",
         "between-calls", "in-check", "after-submission-line", "after-resume-line", "container-made",
         "copy-made",
+        "archive-checked", "archive-stored", "archive-manifest", "archive-settled",
     }
 )  # fmt: skip
 """All names, roughly in the order in which a run comes by."""

@@ -26,8 +26,9 @@ from snapshot_drivers import cgroups
 from snapshot_drivers.cgroups import Hierarchy
 from snapshot_drivers.errors import UnsupportedHost
 
-_DEADLINE_S: Final = 5.0
-_POLL_S: Final = 0.0005
+DEADLINE_S: Final = 5.0
+"""How long a freeze lasts unless its owner asks for more."""
+_POLL_S: Final = 0.0001
 _BACK_OFF_S: Final = 0.02
 _CLOSE_S: Final = 3.0
 _KILL_PASSES: Final = 100
@@ -43,7 +44,7 @@ class Freeze:
     reason: str | None = None
     """Why it is not complete."""
     held: bool = False
-    """Complete, and still so at the end of the block (the watchdog thaws after 5 s)."""
+    """Complete, and still so at the end of the block (the watchdog thaws at the deadline)."""
     frozen_ms: float = 0.0
     """From the order to freeze until the thaw, of the last try."""
     tries: int = 0
@@ -104,7 +105,7 @@ class Freezer:
 
         Raises: UnsupportedHost: no cgroup freezer is mounted.
         """
-        self._hierarchy = hierarchy or _freezer_hierarchy()
+        self._hierarchy = hierarchy or freezer_hierarchy()
         self._directory = self._hierarchy.directory(group)
         self._switch = (_switch_v1 if self._hierarchy.version == 1 else _switch_v2)(self._directory)
         self._watchdog = _Watchdog(self._switch)
@@ -116,8 +117,8 @@ class Freezer:
         self.close()
 
     @contextmanager
-    def frozen(self, *, attempts: int = 5, wait_s: float = 0.05) -> Iterator[Freeze]:
-        """The group stands still inside the block, if ``complete`` says so, and runs on after it.
+    def frozen(self, *, attempts: int = 5, wait_s: float = 0.05, deadline_s: float = DEADLINE_S) -> Iterator[Freeze]:
+        """The group stands still inside the block, if ``complete`` says so, and runs on after it or the deadline.
 
         Each try waits ``wait_s`` at most, then thaws and backs off, so that no process is held for long by one that
         cannot be frozen. Never entered while an exec is being set up (the caller holds the container's exec lock).
@@ -132,17 +133,20 @@ class Freezer:
                     time.sleep(_BACK_OFF_S * 2 ** (freeze.tries - 1))
                 freeze.tries += 1
                 ordered_at = time.monotonic()
-                self._try(freeze, wait_s)
+                self._try(freeze, wait_s, deadline_s)
             yield freeze
             freeze.held = freeze.complete and self.is_frozen()
         finally:
             self.thaw()
-            freeze.frozen_ms = (time.monotonic() - ordered_at) * 1e3 if freeze.complete else 0.0
+            lasted_s = time.monotonic() - ordered_at
+            freeze.frozen_ms = (
+                (lasted_s if freeze.held else min(lasted_s, deadline_s)) * 1e3 if freeze.complete else 0.0
+            )
             self._watchdog.disarm()
 
-    def _try(self, freeze: Freeze, wait_s: float) -> None:
+    def _try(self, freeze: Freeze, wait_s: float, deadline_s: float) -> None:
         try:
-            self._watchdog.arm()
+            self._watchdog.arm(deadline_s)
             self._switch.write(self._switch.frozen_word)
             if self._wait_frozen(wait_s):
                 freeze.complete, freeze.reason = True, None
@@ -226,7 +230,8 @@ class Freezer:
         return was
 
 
-def _freezer_hierarchy() -> Hierarchy:
+def freezer_hierarchy() -> Hierarchy:
+    """The tree of control groups in which processes are frozen on this host. Raises: UnsupportedHost."""
     trees = cgroups.hierarchies()
     for tree in trees:
         if tree.version == 1 and "freezer" in tree.controllers:
@@ -245,15 +250,15 @@ class _Watchdog:
         self._process: subprocess.Popen[bytes] | None = None
         self.armed = False
 
-    def arm(self) -> None:
-        """The watchdog will thaw.
+    def arm(self, deadline_s: float) -> None:
+        """The watchdog will thaw, after so long at the latest.
 
         Raises: OSError: it cannot be started.
         """
         for last in (False, True):
             process = self._running()
             try:
-                _order(process, b"A")
+                _order(process, b"%.3f\n" % deadline_s)
             except BrokenPipeError:  # died since it was looked at
                 process.wait()
                 if last:
@@ -267,13 +272,13 @@ class _Watchdog:
         self.armed = False
         if self._process is not None:
             with suppress(BrokenPipeError):
-                _order(self._process, b"D")
+                _order(self._process, b"\n")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
             switch = self._switch
-            words = [str(switch.state_file), switch.frozen_word, switch.thawed_word, str(_DEADLINE_S)]
+            words = [str(switch.state_file), switch.frozen_word, switch.thawed_word]
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_WATCHDOG), *words],
                 stdin=subprocess.PIPE,

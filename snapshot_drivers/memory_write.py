@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from snapshot_drivers.base import CaptureOptions
-from snapshot_drivers.beneath import Descent, closing, look, remove
+from snapshot_drivers.beneath import Descent, closing, look
 from snapshot_drivers.memory_tree import NOTHING, Entry, Reader, Rules
+from snapshot_drivers.removal import remove
 
 
 def write_tree(root_fd: int, root: Entry, kept: Rules) -> int:
@@ -129,11 +130,13 @@ def _make(directory_fd: int, name: bytes, entry: Entry) -> None:
 
 def _set_attributes(handle: str, entry: Entry) -> None:
     """Owner, extended attributes, mode, time, in this order: each of them would undo one that came before it."""
-    os.chown(handle, entry.uid, entry.gid)
     wanted = dict(entry.xattrs)
-    for name in os.listxattr(handle):
-        if name not in wanted:
-            os.removexattr(handle, name)
+    found, present = Path(handle).stat(), {name: os.getxattr(handle, name) for name in os.listxattr(handle)}
+    if (found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns, present) == (*entry.attributes()[:4], wanted):
+        return
+    os.chown(handle, entry.uid, entry.gid)
+    for name in present.keys() - wanted.keys():
+        os.removexattr(handle, name)
     for name, value in entry.xattrs:
         os.setxattr(handle, name, value)
     Path(handle).chmod(stat.S_IMODE(entry.mode))

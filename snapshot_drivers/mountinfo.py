@@ -44,9 +44,11 @@ def parse_mountinfo(text: bytes) -> list[MountLine]:
     return [_parse_line(line) for line in text.split(b"\n") if line]
 
 
-def own_mounts() -> list[MountLine]:
-    """The mount table of this process."""
-    return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
+def own_mounts(fs_type: str = "") -> list[MountLine]:
+    """The mount table of this process, or what it says of one type of file system."""
+    lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    mark = os.fsencode(f" - {fs_type} " if fs_type else " - ")
+    return [_parse_line(line) for line in lines if mark in line]
 
 
 def _parse_line(line: bytes) -> MountLine:
@@ -67,4 +69,6 @@ def _parse_line(line: bytes) -> MountLine:
 
 
 def _decoded(field: bytes) -> str:
+    if b"\\" not in field:
+        return os.fsdecode(field)
     return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field))

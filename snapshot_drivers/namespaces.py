@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from snapshot_drivers.errors import ContainerNotRunning, EngineError, UnsupportedHost
 from snapshot_drivers.mountinfo import MountLine, parse_mountinfo
@@ -108,7 +108,7 @@ def open_mounts(
 
     Raises: ContainerNotRunning, UnsupportedHost, EngineError.
     """
-    return _look(init_pid, paths, helper, container_id)[0]
+    return opened_mounts(init_pid, paths, helper=helper, container_id=container_id).roots
 
 
 def mount_table(init_pid: int, *, helper: Path | None = None, container_id: str | None = None) -> list[MountLine]:
@@ -116,12 +116,23 @@ def mount_table(init_pid: int, *, helper: Path | None = None, container_id: str 
 
     Raises: ContainerNotRunning, UnsupportedHost, EngineError.
     """
-    return parse_mountinfo(_look(init_pid, [], helper, container_id)[1])
+    return opened_mounts(init_pid, [], helper=helper, container_id=container_id).table
 
 
-def _look(
-    init_pid: int, paths: Sequence[str], helper: Path | None, container_id: str | None
-) -> tuple[dict[str, int], bytes]:
+class OpenedMounts(NamedTuple):
+    """See ``open_mounts`` and ``mount_table``."""
+
+    roots: dict[str, int]
+    table: list[MountLine]
+
+
+def opened_mounts(
+    init_pid: int, paths: Sequence[str], *, helper: Path | None = None, container_id: str | None = None
+) -> OpenedMounts:
+    """Both in one visit.
+
+    Raises: ContainerNotRunning, UnsupportedHost, EngineError.
+    """
     found: dict[str, int] = {}
     with ExitStack() as stack:
         process = ContainerProcess(init_pid, container_id, stack)
@@ -155,7 +166,7 @@ def _look(
             if isinstance(error, (TimeoutError, subprocess.TimeoutExpired)):
                 raise EngineError(f"the mounts of process {init_pid} gave no answer in {_MOUNTS_S:.0f} s") from error
             raise
-    return found, table
+    return OpenedMounts(found, parse_mountinfo(table))
 
 
 @contextmanager

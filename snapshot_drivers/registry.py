@@ -18,6 +18,8 @@ ENTRY_POINT_GROUP = "orchestrator.snapshot_drivers"
 _BUILT_IN = {
     "overlay": "snapshot_drivers.overlay.driver:OverlayDriver",
     "criu": "snapshot_drivers.criu.driver:CriuDriver",
+    "commit": "snapshot_drivers.commit.driver:CommitDriver",
+    "git": "snapshot_drivers.git.driver:GitDriver",
     "memory": "snapshot_drivers.memory:MemoryDriver",
 }
 

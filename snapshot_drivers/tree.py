@@ -8,15 +8,18 @@ of a tree therefore stands for its whole content; a restored tree is proven by s
 Nothing of the host (inode, ctime, device of the file system) enters the stored form. Hard links are stored as a link
 id, derived from the path of the group's first member.
 
-Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``; payload by type: directory
+Stored entry (msgpack): ``[name, mode, uid, gid, mtime_ns, xattrs, link, payload]``, and where the inode has any, its
+flags (see ``inode_flags``); payload by type: directory
 ``[leaf digests]`` · regular ``[size, segments]`` · symlink ``target`` · device ``rdev`` · else ``None``; a segment is
 ``[offset, length, digest]`` and what no segment covers is a hole. ``segments`` of more than ``_INLINE_SEGMENTS`` are
-stored apart and replaced by their digest. An entry that could not be read has the payload ``False``: it is named in
+stored apart, those of each 64 MiB in an object of their own, and replaced by the digest of the list of these: a change
+in a file of any size rewrites one of them. An entry that could not be read has the payload ``False``: it is named in
 the coverage and a restore leaves what stands there.
 """
 
 from __future__ import annotations
 
+import itertools
 import stat
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
@@ -24,7 +27,10 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from blake3 import blake3
 
+from snapshot_drivers.errors import StoreDamaged
+
 _INLINE_SEGMENTS: Final = 16
+_SPAN_BYTES: Final = 64 << 20
 _LEAF_MASK: Final = 0x3F  # a leaf holds 64 entries on average
 _LEAF_MOST: Final = 512
 
@@ -50,6 +56,7 @@ class Node:
         "children",
         "ctime_ns",
         "digests",
+        "flags",
         "gid",
         "ino",
         "link",
@@ -75,6 +82,8 @@ class Node:
         self.gid = gid
         self.mtime_ns = mtime_ns
         self.xattrs: Xattrs = ()
+        self.flags = 0
+        """Of the inode, see ``inode_flags``."""
         self.link: bytes | None = None
         self.size = 0
         self.rdev = 0
@@ -106,9 +115,9 @@ class Node:
         """True for overlayfs' sign that a lower entry is deleted (device form)."""
         return stat.S_ISCHR(self.mode) and self.rdev == 0
 
-    def attributes(self) -> tuple[int, int, int, int, Xattrs]:
+    def attributes(self) -> tuple[int, int, int, int, Xattrs, int]:
         """What can be changed without touching the content."""
-        return self.mode, self.uid, self.gid, self.mtime_ns, self.xattrs
+        return self.mode, self.uid, self.gid, self.mtime_ns, self.xattrs, self.flags
 
     def content(self) -> tuple[Any, ...]:
         """What cannot: type, data, target, device, link group."""
@@ -148,24 +157,30 @@ def encode_entry(node: Node, put: Put) -> list[Any]:
         assert node.digests is not None
         payload = list(node.digests)
     elif node.is_regular:
-        segments: Any = [list(segment) for segment in node.segments]
-        if len(segments) > _INLINE_SEGMENTS:
-            segments = put(pack(segments))
-        payload = [node.size, segments]
+        payload = [node.size, _encode_segments(node.segments, put)]
     elif stat.S_ISLNK(node.mode):
         payload = node.target
     elif stat.S_ISCHR(node.mode) or stat.S_ISBLK(node.mode):
         payload = node.rdev
     xattrs = [list(pair) for pair in node.xattrs] or None
-    return [node.name, node.mode, node.uid, node.gid, node.mtime_ns, xattrs, node.link, payload]
+    stored = [node.name, node.mode, node.uid, node.gid, node.mtime_ns, xattrs, node.link, payload]
+    return [*stored, node.flags] if node.flags else stored
+
+
+def _encode_segments(segments: tuple[Segment, ...], put: Put) -> Any:
+    if len(segments) <= _INLINE_SEGMENTS:
+        return [list(segment) for segment in segments]
+    spans = itertools.groupby(segments, key=lambda segment: segment.offset // _SPAN_BYTES)
+    return put(pack([put(pack([list(segment) for segment in span])) for _, span in spans]))
 
 
 def decode_entry(stored: list[Any], get: Get) -> Node:
     """The node of a stored entry; the children of a directory are not read (see ``children_of``)."""
-    name, mode, uid, gid, mtime_ns, xattrs, link, payload = stored
+    name, mode, uid, gid, mtime_ns, xattrs, link, payload, *flags = stored
     node = Node(name, mode, uid, gid, mtime_ns)
     node.xattrs = tuple((key, value) for key, value in xattrs or ())
     node.link = link
+    node.flags = flags[0] if flags else 0
     if payload is False:
         node.unreadable = True
     elif node.is_directory:
@@ -173,7 +188,7 @@ def decode_entry(stored: list[Any], get: Get) -> Node:
     elif node.is_regular:
         node.size, segments = payload
         if isinstance(segments, bytes):
-            segments = unpack(get(segments))
+            segments = itertools.chain.from_iterable(unpack(get(span)) for span in unpack(get(segments)))
         node.segments = tuple(Segment(*segment) for segment in segments)
     elif stat.S_ISLNK(mode):
         node.target = payload
@@ -182,18 +197,42 @@ def decode_entry(stored: list[Any], get: Get) -> Node:
     return node
 
 
-def encode_directory(children: Iterable[Node], put: Put) -> tuple[bytes, ...]:
-    """Store the entries of one directory (already sorted by name); answers its leaf digests."""
-    digests: list[bytes] = []
+def ends_leaf(name: bytes) -> bool:
+    """Whether a leaf ends with the entry of that name, whatever else stands in the directory."""
+    return blake3(name).digest(1)[0] & _LEAF_MASK == 0
+
+
+def first_names(names: Iterable[bytes]) -> list[bytes]:
+    """The names with which the leaves of a directory begin; ``names``: all of it, sorted."""
+    found: list[bytes] = []
+    count = 0
+    for name in names:
+        if not count:
+            found.append(name)
+        count = 0 if count + 1 >= _LEAF_MOST or ends_leaf(name) else count + 1
+    return found
+
+
+def encode_leaves(children: Iterable[Node], put: Put) -> list[tuple[bytes, bytes]]:
+    """Store the entries of one directory (sorted by name), or a run that begins and ends where leaves do.
+
+    Answers the first name and the digest of each leaf.
+    """
+    found: list[tuple[bytes, bytes]] = []
     leaf: list[list[Any]] = []
     for node in children:
         leaf.append(encode_entry(node, put))
-        if len(leaf) >= _LEAF_MOST or blake3(node.name).digest(1)[0] & _LEAF_MASK == 0:
-            digests.append(put(pack(leaf)))
+        if len(leaf) >= _LEAF_MOST or ends_leaf(node.name):
+            found.append((leaf[0][0], put(pack(leaf))))
             leaf = []
     if leaf:
-        digests.append(put(pack(leaf)))
-    return tuple(digests)
+        found.append((leaf[0][0], put(pack(leaf))))
+    return found
+
+
+def encode_directory(children: Iterable[Node], put: Put) -> tuple[bytes, ...]:
+    """Store the entries of one directory (already sorted by name); answers its leaf digests."""
+    return tuple(digest for _, digest in encode_leaves(children, put))
 
 
 def encode_root(root: Node, put: Put) -> bytes:
@@ -207,12 +246,25 @@ def decode_root(digest: bytes, get: Get) -> Node:
 
 
 def children_of(node: Node, get: Get) -> dict[bytes, Node]:
-    """The entries of a directory by name, read from the store unless they are in memory."""
-    if node.children is not None:
-        return node.children
+    """The entries of a directory by name, read from the store unless they are in memory.
+
+    Raises: StoreDamaged: also for a name that would lead out of the directory.
+    """
+    return node.children if node.children is not None else entries_in(node.digests or (), get)
+
+
+def entries_in(leaves: Iterable[bytes], get: Get) -> dict[bytes, Node]:
+    """The entries of these leaves by name.
+
+    Raises: as ``children_of``.
+    """
     found: dict[bytes, Node] = {}
-    for digest in node.digests or ():
+    for digest in leaves:
         for stored in unpack(get(digest)):
             child = decode_entry(stored, get)
+            if child.name in (b"", b".", b"..") or b"/" in child.name or b"\0" in child.name:
+                raise StoreDamaged(
+                    f"object {digest.hex()} names an entry {child.name!r}: no directory holds such a one"
+                )
             found[child.name] = child
     return found

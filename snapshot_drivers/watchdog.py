@@ -1,9 +1,10 @@
 """Thaws a cgroup when its owner dies or freezes it for too long. Run as a program of its own, never imported.
 
-    python -I -S watchdog.py STATE_FILE FROZEN_WORD THAWED_WORD DEADLINE_S  < pipe
+    python -I -S watchdog.py STATE_FILE FROZEN_WORD THAWED_WORD  < pipe
 
-The owner writes ``A`` (arm) before it freezes and ``D`` (disarm) after it has thawed. The end of the pipe, which the
-kernel closes when the owner dies of whatever, thaws if armed and ends this program; nothing else ends it.
+The owner writes a line before it freezes, the seconds until it is too long, and an empty one after it has thawed. The
+end of the pipe, which the kernel closes when the owner dies of whatever, thaws if armed and ends this program; nothing
+else ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TRIES = 20
 _PAUSE_S = 0.05
 
 
-def main(state_file: Path, frozen_word: str, thawed_word: str, deadline_s: float) -> None:
+def main(state_file: Path, frozen_word: str, thawed_word: str) -> None:
     """The pipe on standard input has ended and nothing of its owner's is frozen."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -33,7 +34,8 @@ def main(state_file: Path, frozen_word: str, thawed_word: str, deadline_s: float
         orders = os.read(0, 4096)
         if not orders:
             break
-        thaw_at = time.monotonic() + deadline_s if orders.endswith(b"A") else None
+        last = orders.splitlines()[-1]
+        thaw_at = time.monotonic() + float(last) if last else None
     if thaw_at is not None:
         thaw(state_file, frozen_word, thawed_word)
 
@@ -54,4 +56,4 @@ def thaw(state_file: Path, frozen_word: str, thawed_word: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,23 +20,30 @@ from snapshot_drivers.base import (
     StateKind,
     Target,
 )
-from snapshot_drivers.command_line import command_line
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, ContainerNotRunning
 from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.leases import Leases, write_leases
 from snapshot_drivers.overlay.etc_files import capture_etc
+from snapshot_drivers.overlay.held import Held
 from snapshot_drivers.overlay.layers import Layers, find_layers
-from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
-from snapshot_drivers.overlay.paths import PathSet
-from snapshot_drivers.overlay.scan import ScannedTree, Scanner
+from snapshot_drivers.overlay.paths import PathSet, covers
+from snapshot_drivers.overlay.scan import ScannedTree
 from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources, without
-from snapshot_drivers.store.content import ContentStore, PackWriter
+from snapshot_drivers.overlay.tracking import Tracking
+from snapshot_drivers.running import not_captured, process
+from snapshot_drivers.store.content import ContentStore
+from snapshot_drivers.store.limits import StoreLimits
 from snapshot_drivers.store.manifest import Manifest, ManifestStore, StoredFile, StoredTree, new_snapshot_id
+from snapshot_drivers.store.reach import is_stored
+from snapshot_drivers.store.writer import PackWriter
 
 HELPERS_MOUNT: Final = "/.orchestrator"
 """Where the product's own helpers are mounted in a container: read-only, and no part of its state."""
-_FREEZE_ROUNDS: Final = 3
-_SHOWN_PROCESSES: Final = 20
+_FREEZES_S: Final = (5.0, 5.0, 60.0)
+"""How long each look may hold the container still. What a look was let go for is known at the next, which is short; a
+tree that takes longer even then is worth a longer hold: a snapshot of one moment is what is asked for."""
+_FILES_ONLY: Final = "the overlay driver takes files only; it will not run after a restore"
 
 
 @dataclass
@@ -48,6 +55,8 @@ class Index:
     """Container paths that were mapped shared and writable then."""
     upper: Path | None = None
     """The upper directory it belongs to."""
+    store_state: str = ""
+    """State of the store in which every object of the trees was there (``ContentStore.hold``); empty: not known."""
 
 
 class Companion(Protocol):
@@ -89,9 +98,10 @@ class Capture:
         freezer: Freezer,
         open_mounts: OpenMounts,
         index: Index,
+        tracking: Tracking | None = None,
         companion: Companion | None = None,
     ) -> None:
-        """``index`` is that of the run's last capture or restore; it is not changed."""
+        """``index`` is that of the run's last capture or restore; no tree of it is changed."""
         self._companion = companion
         self._target = without(target, options.excluded)
         self._options = options
@@ -100,6 +110,7 @@ class Capture:
         self._freezer = freezer
         self._open_mounts = open_mounts
         self._index = index
+        self._tracking = tracking or Tracking.without()
 
     def run(self, parent_id: str | None) -> tuple[Snapshot, Index]:
         """The snapshot exists; the index fits the container as it was captured.
@@ -107,31 +118,38 @@ class Capture:
         Raises: CaptureError, LimitExceeded, ContainerNotRunning, EngineError.
         """
         try:
-            return self._run(parent_id)
+            with self._content.hold() as store_state:
+                return self._run(parent_id, store_state)
         except OSError as error:
             raise CaptureError(f"cannot capture container {self._target.container_id[:12]}: {error}") from error
 
-    def _run(self, parent_id: str | None) -> tuple[Snapshot, Index]:
+    def _run(self, parent_id: str | None, store_state: str) -> tuple[Snapshot, Index]:
         began = time.perf_counter()
         layers = find_layers(self._target)
-        index = self._index if self._index.upper == layers.upper else Index()
+        index = self._trusted(layers, store_state)
+        entries = sum(tree.entries for tree in index.trees.values())
+        self._tracking.prepare(layers.upper, self._target.engine_root, entries)
         snapshot_id = new_snapshot_id()
         problems: list[CoverageItem] = []
         with (
-            self._content.writer(snapshot_id) as writer,
+            self._content.writer(
+                snapshot_id, StoreLimits(self._options.store_quota_bytes, self._options.min_free_bytes)
+            ) as writer,
             open_sources(self._target, layers, self._open_mounts) as sources,
         ):
             if self._target.init_pid is None:
                 taken, frozen_ms = self._look(sources, writer, index), 0.0
                 reason = "the container did not run, so nothing could be seen of what ran in it"
-                problems.append(_process("processes", CoverageState.EXCLUDED, reason))
+                problems.append(process("processes", CoverageState.EXCLUDED, reason))
             else:
                 taken, frozen_ms = self._look_frozen(sources, writer, index, problems)
             if self._companion is not None:
                 taken.processes = self._companion.store(writer.put)
         reached("after-pack")
         captured = [
-            CoverageItem(kind=tree.kind, path=tree.path, state=CoverageState.CAPTURED) for tree, _ in taken.trees
+            CoverageItem(kind=tree.kind, path=tree.path, state=CoverageState.CAPTURED)
+            for tree, _ in taken.trees
+            if not covers(self._options.volatile, tree.path)
         ] + [CoverageItem(kind=StateKind.ETC, path=file.path, state=CoverageState.CAPTURED) for file in taken.etc_files]
         snapshot = Snapshot(
             snapshot_id=snapshot_id,
@@ -139,7 +157,14 @@ class Capture:
             driver="overlay",
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             coverage=Coverage.of(
-                [*captured, *taken.left_out, *_problems(taken), *_excluded(self._options), *taken.processes, *problems]
+                [
+                    *captured,
+                    *taken.left_out,
+                    *_problems(taken),
+                    *_excluded(self._options, taken),
+                    *taken.processes,
+                    *problems,
+                ]
             ),
             root_digest=_digest(taken),
             entries=sum(scanned.entries for _, scanned in taken.trees),
@@ -153,15 +178,25 @@ class Capture:
         self._manifests.write(manifest)
         reached("after-manifest")
         trees = {(tree.kind, tree.path): scanned for tree, scanned in taken.trees}
-        return manifest.snapshot, Index(trees, taken.mapped, layers.upper)
+        self._tracking.rebase(trees, self._options)
+        return manifest.snapshot, Index(trees, taken.mapped, layers.upper, store_state)
+
+    def _trusted(self, layers: Layers, store_state: str) -> Index:
+        """The index, without trees that are not stored as a whole any more: what is taken over unread must be there."""
+        if self._index.upper != layers.upper:
+            return Index()
+        if self._index.store_state == store_state:
+            return self._index
+        trees = {key: tree for key, tree in self._index.trees.items() if is_stored(tree.digest, self._content)}
+        return replace(self._index, trees=trees)
 
     def _look_frozen(
         self, sources: Sources, writer: PackWriter, index: Index, problems: list[CoverageItem]
     ) -> tuple[_Taken, float]:
         """Look at the frozen container; if the watchdog let it go meanwhile, again with what was learned."""
         frozen_ms = 0.0
-        for _ in range(_FREEZE_ROUNDS):
-            with self._freezer.frozen() as freeze:
+        for deadline_s in _FREEZES_S:
+            with self._freezer.frozen(deadline_s=deadline_s) as freeze:
                 taken = self._look(sources, writer, index)
                 reached("frozen")
             frozen_ms += freeze.frozen_ms
@@ -171,56 +206,31 @@ class Capture:
                 raise ContainerNotRunning(f"container {self._target.container_id[:12]} stopped during the capture")
             index = Index({(tree.kind, tree.path): scanned for tree, scanned in taken.trees}, taken.mapped)
         reason = "the container could not be kept frozen, so files may be of different moments"
-        problems.append(_process("freeze", CoverageState.UNKNOWN, reason))
+        problems.append(process("freeze", CoverageState.UNKNOWN, reason))
         return taken, frozen_ms
 
     def _look(self, sources: Sources, writer: PackWriter, index: Index) -> _Taken:
         pids = self._freezer.pids() if self._target.init_pid is not None else []
-        mapped = mapped_paths(pids)
+        self._tracking.look()
+        held, leases = Held(pids, index.mapped), write_leases(pids)
         return _Taken(
-            trees=[(source, self._scan(source, writer, index, mapped)) for source in sources.trees],
+            trees=[(source, self._scan(source, writer, index, held, leases)) for source in sources.trees],
             left_out=list(sources.left_out),
             etc_files=capture_etc(self._target, writer.put),
-            mapped=mapped,
-            processes=self._processes(pids),
+            mapped=held.mapped,
+            processes=not_captured(pids, _FILES_ONLY),
         )
 
-    def _scan(self, source: Source, writer: PackWriter, index: Index, mapped: frozenset[bytes]) -> ScannedTree:
-        known = index.trees.get((source.kind, source.path))
-        suspect = mapped | index.mapped
-        if known is not None and (ANYWHERE in suspect or known.digest not in writer):
-            known = None
-        scanner = Scanner(
-            writer.put,
-            self._options,
+    def _scan(self, source: Source, writer: PackWriter, index: Index, held: Held, leases: Leases) -> ScannedTree:
+        return self._tracking.walk(
+            source,
+            put=writer.put,
+            options=self._options,
             skip=skip_set(self._options, source.path),
-            index=known,
-            dirty_inodes=inodes_of(suspect, source.path, source.root_fd),
+            index=index.trees.get((source.kind, source.path)),
+            held=held,
+            leases=leases,
         )
-        return scanner.scan(source.root_fd)
-
-    def _processes(self, pids: list[int]) -> list[CoverageItem]:
-        """The files driver's word for what runs: not captured, by name. Names are the container's, so they are cut."""
-        found = []
-        for pid in pids:
-            try:
-                status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
-                shown = command_line(pid)
-            except OSError:
-                continue
-            inside = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), "?")
-            if inside != "1" and not shown.startswith("/.orchestrator/"):
-                found.append(f"pid {inside} {shown or '(no command line)'}")
-        items = [
-            _process(
-                text, CoverageState.EXCLUDED, "the overlay driver takes files only; it will not run after a restore"
-            )
-            for text in found[:_SHOWN_PROCESSES]
-        ]
-        if len(found) > _SHOWN_PROCESSES:
-            rest = len(found) - _SHOWN_PROCESSES
-            items.append(_process(f"{rest} more processes", CoverageState.EXCLUDED, "as above"))
-        return items
 
     def _manifest(self, snapshot: Snapshot, taken: _Taken, layers: Layers) -> Manifest:
         return Manifest(
@@ -228,6 +238,7 @@ class Capture:
             image_id=self._target.image_id,
             layer_ids=self._target.layer_ids,
             architecture=self._target.architecture,
+            run_id=self._target.run_id,
             lower_dirs=layers.image,
             trees=tuple(
                 StoredTree(
@@ -237,10 +248,6 @@ class Capture:
             ),
             etc_files=taken.etc_files,
         )
-
-
-def _process(path: str, state: CoverageState, reason: str) -> CoverageItem:
-    return CoverageItem(kind=StateKind.PROCESS, path=path, state=state, reason=reason)
 
 
 def _problems(taken: _Taken) -> list[CoverageItem]:
@@ -257,8 +264,13 @@ def _problems(taken: _Taken) -> list[CoverageItem]:
     ]
 
 
-def _excluded(options: CaptureOptions) -> list[CoverageItem]:
+def _excluded(options: CaptureOptions, taken: _Taken) -> list[CoverageItem]:
+    emptied = "volatile by the task: emptied on restore"
     return [
+        CoverageItem(kind=tree.kind, path=tree.path, state=CoverageState.EXCLUDED, reason=emptied)
+        for tree, _ in taken.trees
+        if covers(options.volatile, tree.path)
+    ] + [
         CoverageItem(kind=StateKind.ROOTFS, path=path, state=CoverageState.EXCLUDED, reason=reason)
         for paths, reason in (
             (options.excluded, "excluded by the task: left as it is"),

@@ -11,10 +11,11 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from snapshot_drivers.base import Change, StateKind
 from snapshot_drivers.errors import UnknownSnapshot
-from snapshot_drivers.overlay.image import Image, Parts, is_opaque
+from snapshot_drivers.overlay.image import Image, Parts, image_parts, is_metacopy
 from snapshot_drivers.store.manifest import Manifest, StoredTree
 from snapshot_drivers.tree import Get, Node, children_of, decode_root
 
@@ -40,13 +41,16 @@ def changes_between(older: Manifest | None, newer: Manifest, get: Get) -> Iterat
 
 @dataclass(frozen=True)
 class _Pair:
-    """One directory on both sides; ``hidden``: the image is not seen through it, on the older or the newer side."""
+    """One directory on both sides, and where in the image stands what shows through it; ``None``: nothing does."""
 
     parts: Parts
     old: Node | None
     new: Node | None
-    old_hidden: bool
-    new_hidden: bool
+    old_image: Parts | None
+    new_image: Parts | None
+
+
+_Seen = tuple[int, int, int]
 
 
 class _Comparison:
@@ -60,7 +64,7 @@ class _Comparison:
     def run(self, older: StoredTree | None) -> Iterator[Change]:
         new = decode_root(bytes.fromhex(self._tree.root), self._get)
         old = decode_root(bytes.fromhex(older.root), self._get) if older else None
-        work = [_Pair((), old, new, False, False)]
+        work = [_Pair((), old, new, (), ())]
         while work:
             pair = work.pop()
             before, after = self._entries(pair)
@@ -72,7 +76,7 @@ class _Comparison:
     def _entries(self, pair: _Pair) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
         """The entries of both sides, without the leaves that they share: equal leaves hold equal entries."""
         old, new = _digests(pair.old), _digests(pair.new)
-        shared = set(old) & set(new) if pair.old_hidden == pair.new_hidden else set()
+        shared = set(old) & set(new) if pair.old_image == pair.new_image else set()
         return self._read(old, shared), self._read(new, shared)
 
     def _read(self, digests: tuple[bytes, ...], leave_out: set[bytes]) -> dict[bytes, Node]:
@@ -81,15 +85,18 @@ class _Comparison:
         return children_of(directory, self._get)
 
     def _uncovered(self, pair: _Pair) -> set[bytes]:
-        """What the image has there, where one side hides it and the other does not."""
-        return set(self._image.entries(pair.parts)) if pair.old_hidden != pair.new_hidden else set()
+        """What the image has there, where it does not show on both sides alike."""
+        if pair.old_image == pair.new_image:
+            return set()
+        shown = [parts for parts in (pair.old_image, pair.new_image) if parts is not None]
+        return {name for parts in shown for name in self._image.entries(parts)}
 
     def _compare(
         self, pair: _Pair, name: bytes, old: Node | None, new: Node | None, deeper: list[_Pair]
     ) -> Iterator[Change]:
         parts = (*pair.parts, name)
-        was = self._seen(old, parts, hidden=pair.old_hidden)
-        now = self._seen(new, parts, hidden=pair.new_hidden)
+        was = self._seen(old, name, pair.old_image)
+        now = self._seen(new, name, pair.new_image)
         if was is None and now is None:
             return
         if was is None or now is None:
@@ -98,33 +105,24 @@ class _Comparison:
             yield self._change("T", parts)
         elif not stat.S_ISDIR(now[0]):
             # Where one side shows the image's own file, the other is a copy of it that was made to be changed.
-            if old is None or new is None:
-                if old is not new:
-                    yield self._change("M", parts)
-            elif old.content() != new.content():
+            if _content(old, name, pair.old_image) != _content(new, name, pair.new_image):
                 yield self._change("M", parts)
-            elif old.attributes() != new.attributes():
+            elif old is None or new is None or old.attributes() != new.attributes():
                 yield self._change("m", parts)
         elif was != now:
             yield self._change("m", parts)
         old_directory = old if old is not None and old.is_directory else None
         new_directory = new if new is not None and new.is_directory else None
         if old_directory is not None or new_directory is not None:
-            deeper.append(
-                _Pair(
-                    parts,
-                    old_directory,
-                    new_directory,
-                    pair.old_hidden or was is None or not stat.S_ISDIR(was[0]) or _hides(old_directory),
-                    now is None or pair.new_hidden or not stat.S_ISDIR(now[0]) or _hides(new_directory),
-                )
-            )
+            old_image = _image_below(old_directory, name, pair.old_image, was)
+            new_image = _image_below(new_directory, name, pair.new_image, now)
+            deeper.append(_Pair(parts, old_directory, new_directory, old_image, new_image))
 
-    def _seen(self, node: Node | None, parts: Parts, *, hidden: bool) -> tuple[int, int, int] | None:
+    def _seen(self, node: Node | None, name: bytes, image: Parts | None) -> _Seen | None:
         """Mode and owner of what the container sees at a path; ``None``: nothing."""
         if node is not None:
             return None if node.is_whiteout else (node.mode, node.uid, node.gid)
-        found = None if hidden else self._image.find(parts)
+        found = None if image is None else self._image.find((*image, name))
         return None if found is None else (found.st_mode, found.st_uid, found.st_gid)
 
     def _change(self, status: str, parts: Parts) -> Change:
@@ -136,8 +134,17 @@ def _digests(directory: Node | None) -> tuple[bytes, ...]:
     return (directory.digests or ()) if directory is not None else ()
 
 
-def _hides(directory: Node | None) -> bool:
-    return directory is not None and is_opaque(directory.xattrs)
+def _content(node: Node | None, name: bytes, image: Parts | None) -> tuple[Any, ...]:
+    """What stands for the content of something that is no directory: of its own, or its place in the image."""
+    if node is not None and not is_metacopy(node.xattrs):
+        return node.content()
+    return image_parts(node.xattrs if node is not None else (), name, image), node.link if node is not None else None
+
+
+def _image_below(directory: Node | None, name: bytes, above: Parts | None, seen: _Seen | None) -> Parts | None:
+    if seen is None or not stat.S_ISDIR(seen[0]):
+        return None
+    return image_parts(directory.xattrs if directory is not None else (), name, above)
 
 
 def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | None:
@@ -156,15 +163,24 @@ def file_content(manifest: Manifest, path: str, get: Get) -> Iterator[bytes] | N
     if b"." in parts or b".." in parts:
         return None
     node = decode_root(bytes.fromhex(tree.root), get)
-    hidden = False
-    for part in parts:
-        hidden = hidden or _hides(node)
-        child = children_of(node, get).get(part) if node.is_directory else None
+    image: Parts | None = ()
+    for index, part in enumerate(parts):
+        if not node.is_directory:
+            return None
+        child = children_of(node, get).get(part)
         if child is None:
-            file = Image(manifest.lower_dirs if tree.kind is StateKind.ROOTFS and not hidden else ()).open_file(parts)
-            return _read_and_close(file) if file is not None else None
-        node = child
+            return _of_image(manifest, tree, (*image, *parts[index:]) if image is not None else None)
+        image, node = image_parts(child.xattrs, part, image), child
+    if is_metacopy(node.xattrs) and tree.kind is StateKind.ROOTFS:
+        return _of_image(manifest, tree, image)
     return _pieces(node, get) if node.is_regular and not node.unreadable else None
+
+
+def _of_image(manifest: Manifest, tree: StoredTree, parts: Parts | None) -> Iterator[bytes] | None:
+    if parts is None or tree.kind is not StateKind.ROOTFS:
+        return None
+    file = Image(manifest.lower_dirs).open_file(parts)
+    return _read_and_close(file) if file is not None else None
 
 
 def _pieces(node: Node, get: Get) -> Iterator[bytes]:

@@ -12,6 +12,8 @@ from snapshot_drivers.overlay.capture import Capture, Companion, Index
 from snapshot_drivers.overlay.changes import changes_between, file_content
 from snapshot_drivers.overlay.index_file import load_index, save_index
 from snapshot_drivers.overlay.restore import StagedRestore
+from snapshot_drivers.overlay.tracker import HELPER_NAME
+from snapshot_drivers.overlay.tracking import MANY_ENTRIES, Tracking
 from snapshot_drivers.overlay.verify import Verifier
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import ManifestStore
@@ -22,14 +24,20 @@ class OverlayDriver:
 
     name = "overlay"
 
-    def __init__(self, store: Path) -> None:
-        """``store`` is the store directory, with the static helpers in ``bin`` beside it; nothing is started yet."""
+    def __init__(self, store: Path, *, tracker_from_entries: int | None = MANY_ENTRIES) -> None:
+        """``store`` is the store directory, with the static helpers in ``bin`` beside it; nothing is started yet.
+
+        ``tracker_from_entries``: from how many entries on the kernel is asked which of them changed, so that the others
+        need not be looked at; ``None``: never.
+        """
         self._store = store
         self._helper = store.parent / "bin" / namespaces.HELPER_NAME
         self._content = ContentStore(store)
         self._manifests = ManifestStore(store)
         self._freezers: dict[str, Freezer] = {}
         self._indexes: dict[str, Index] = {}
+        self._trackings: dict[str, Tracking] = {}
+        self._tracker_from = tracker_from_entries
 
     def capture(
         self,
@@ -48,6 +56,7 @@ class OverlayDriver:
             freezer=self._freezer(target),
             open_mounts=self._open_mounts,
             index=self._index(target),
+            tracking=self._tracking(target),
             companion=companion,
         )
         snapshot, self._indexes[target.container_id] = capture.run(parent_id)
@@ -63,6 +72,7 @@ class OverlayDriver:
             freezer=self._freezer(target),
             open_mounts=self._open_mounts,
             index=self._index(target),
+            tracking=self._tracking(target),
         )
         return _Remembering(staged, self._indexes, target.container_id)
 
@@ -81,6 +91,7 @@ class OverlayDriver:
 
     def verify(self, snapshot_ids: Iterable[str], *, content: bool = False) -> dict[str, list[str]]:
         """See ``base.SnapshotDriver.verify``."""
+        self._content.distrust()
         verifier = Verifier(self._content, self._manifests, rehash=content)
         return {snapshot_id: verifier.problems(snapshot_id) for snapshot_id in snapshot_ids}
 
@@ -95,17 +106,25 @@ class OverlayDriver:
         self._indexes.clear()
         while self._freezers:
             self._freezers.popitem()[1].close()
+        while self._trackings:
+            self._trackings.popitem()[1].close()
         self._content.close()
 
-    def _open_mounts(self, target: Target, paths: list[str]) -> dict[str, int]:
+    def _open_mounts(self, target: Target, paths: list[str]) -> namespaces.OpenedMounts:
         if target.init_pid is None:
-            return {}
-        return namespaces.open_mounts(target.init_pid, paths, helper=self._helper, container_id=target.container_id)
+            return namespaces.OpenedMounts({}, [])
+        return namespaces.opened_mounts(target.init_pid, paths, helper=self._helper, container_id=target.container_id)
 
     def _freezer(self, target: Target) -> Freezer:
         if target.freeze_group not in self._freezers:
             self._freezers[target.freeze_group] = Freezer(target.freeze_group)
         return self._freezers[target.freeze_group]
+
+    def _tracking(self, target: Target) -> Tracking:
+        if target.container_id not in self._trackings:
+            helper = self._helper.with_name(HELPER_NAME)
+            self._trackings[target.container_id] = Tracking(helper, from_entries=self._tracker_from)
+        return self._trackings[target.container_id]
 
     def _index(self, target: Target) -> Index:
         if target.container_id not in self._indexes:

@@ -11,9 +11,11 @@ from typing import Final
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions
 from snapshot_drivers.errors import LimitExceeded
+from snapshot_drivers.inode_flags import read_flags
+from snapshot_drivers.leases import Leases, opened
 from snapshot_drivers.tree import Node, Put, Segment, Xattrs
 
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 18
 _ZERO: Final = bytes(BLOCK_BYTES)
 _READ_TRIES: Final = 3
 # Made by the kernel for one upper directory; they neither belong to the state nor fit another directory.
@@ -32,10 +34,11 @@ def node_of(name: bytes, found: os.stat_result) -> Node:
 class EntryReader:
     """Reads entries of one tree, and counts what it reads against the limits."""
 
-    def __init__(self, put: Put, options: CaptureOptions) -> None:
+    def __init__(self, put: Put, options: CaptureOptions, leases: Leases) -> None:
         """``put`` stores (or only hashes) blocks of content."""
         self._put = put
         self._options = options
+        self._leases = leases
         self._content_bytes = 0
 
     def read(self, directory_fd: int, name: bytes, listed: os.stat_result) -> tuple[Node, str]:
@@ -78,10 +81,11 @@ class EntryReader:
         return found
 
     def _read_content(self, looked: int, node: Node) -> None:
-        with beneath.closing(beneath.open_regular(looked)) as file:
+        with opened(looked, self._leases) as file:
             for _ in range(_READ_TRIES):
                 before = os.fstat(file)
                 node.size, node.ctime_ns, node.mtime_ns = before.st_size, before.st_ctime_ns, before.st_mtime_ns
+                node.flags = read_flags(file)
                 with suppress(EOFError):
                     node.segments = self._segments(file, before.st_size)
                     after = os.fstat(file)

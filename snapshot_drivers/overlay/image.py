@@ -1,4 +1,8 @@
-"""The image below a container, as a merged read-only tree: what the container would see if it had changed nothing."""
+"""The image below a container, as a merged read-only tree: what the container would see if it had changed nothing.
+
+And which part of it an entry of the upper directory lets through: overlayfs says so in extended attributes.
+Source: the kernel's ``overlayfs.rst``, "redirect_dir" and "metacopy".
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,8 @@ from snapshot_drivers.tree import Xattrs
 
 # The container may set user.overlay.* itself; on a mount without `userxattr` the kernel does not read that.
 _OPAQUE: Final = ("trusted.overlay.opaque", b"y")
+_REDIRECT: Final = "trusted.overlay.redirect"
+_METACOPY: Final = "trusted.overlay.metacopy"
 
 Parts = tuple[bytes, ...]
 """A path as its components, from the root."""
@@ -23,6 +29,27 @@ Parts = tuple[bytes, ...]
 def is_opaque(xattrs: Xattrs) -> bool:
     """True for a directory that hides what the layers below have there."""
     return _OPAQUE in xattrs
+
+
+def is_metacopy(xattrs: Xattrs) -> bool:
+    """True for a file whose content is still the image's: only its attributes were changed."""
+    return any(name == _METACOPY for name, _ in xattrs)
+
+
+def image_parts(xattrs: Xattrs, name: bytes, above: Parts | None) -> Parts | None:
+    """Where in the image stands what shows through an entry of the upper directory; ``None``: nothing does.
+
+    ``above``: the same of the directory that it is in. What was renamed keeps its old place in mind.
+    """
+    if is_opaque(xattrs):
+        return None
+    place = dict(xattrs).get(_REDIRECT, name)
+    parts = tuple(place.strip(b"/").split(b"/"))
+    if {b"", b".", b".."} & set(parts):
+        return None
+    if place.startswith(b"/"):
+        return parts
+    return None if above is None else (*above, *parts)
 
 
 class Image:

@@ -7,6 +7,7 @@ Flat (preorder with child counts), since trees may be deeper than any encoder ne
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from snapshot_drivers.overlay.scan import ScannedTree
 from snapshot_drivers.tree import Node, Segment, digest_of, pack, unpack
 
 INDEXES: Final = "indexes"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 def save_index(store: Path, container_id: str, index: Index) -> None:
@@ -31,7 +32,7 @@ def save_index(store: Path, container_id: str, index: Index) -> None:
         [kind, mount, tree.digest, tree.taken_ns, tree.entries, _flat(tree.root)]
         for (kind, mount), tree in index.trees.items()
     ]
-    data = pack([_FORMAT, str(index.upper), sorted(index.mapped), trees])
+    data = pack([_FORMAT, str(index.upper), index.store_state, sorted(index.mapped), trees])
     path.parent.mkdir(mode=0o700, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
@@ -50,7 +51,7 @@ def load_index(store: Path, container_id: str) -> Index:
         data = _path(store, container_id).read_bytes()
         if digest_of(data[32:]) != data[:32]:
             return Index()
-        version, upper, mapped, trees = unpack(data[32:])
+        version, upper, store_state, mapped, trees = unpack(data[32:])
     except (OSError, ValueError):
         return Index()
     if version != _FORMAT:
@@ -62,7 +63,18 @@ def load_index(store: Path, container_id: str) -> Index:
         },
         frozenset(mapped),
         Path(upper),
+        store_state,
     )
+
+
+def clear_indexes(store: Path, *, keep: Set[str]) -> None:
+    """Indexes of other containers are gone. Repeatable; one that is needed after all is made again.
+
+    Raises: OSError.
+    """
+    for path in (store / INDEXES).glob("*"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
 
 
 def _path(store: Path, container_id: str) -> Path:
@@ -83,6 +95,7 @@ def _flat(root: Node) -> list[list[Any]]:
                 node.gid,
                 node.mtime_ns,
                 node.xattrs,
+                node.flags,
                 node.link,
                 node.size,
                 node.rdev,
@@ -105,11 +118,11 @@ def _nested(rows: list[list[Any]]) -> Node:
     for row in rows:
         node = Node(*row[:5])
         node.xattrs = tuple((name, value) for name, value in row[5])
-        node.link, node.size, node.rdev, node.target = row[6:10]
-        node.segments = tuple(Segment(*segment) for segment in row[10])
-        node.unreadable = row[11]
-        node.digests = tuple(row[12]) if row[12] is not None else None
-        node.ino, node.ctime_ns, count = row[13:16]
+        node.flags, node.link, node.size, node.rdev, node.target = row[6:11]
+        node.segments = tuple(Segment(*segment) for segment in row[11])
+        node.unreadable = row[12]
+        node.digests = tuple(row[13]) if row[13] is not None else None
+        node.ino, node.ctime_ns, count = row[14:17]
         if node.is_directory:
             node.children = {}
         if root is None:

@@ -44,7 +44,7 @@ def find_layers(target: Target) -> Layers:
     else:
         raise UnsupportedHost(
             f"unsupported storage driver: {target.storage_driver}; the overlay driver needs an engine on overlay2 or "
-            "overlayfs (`docker info`), or choose another driver with --driver"
+            "overlayfs (`docker info`); --driver commit works on any"
         )
     if not layers.lower:
         raise EngineError(f"the overlay of container {target.container_id[:12]} has no layers below {layers.upper}")
@@ -131,12 +131,13 @@ def overlay_at(mount_point: Path) -> MountLine | None:
 
     Raises: UnsupportedHost: one whose state the driver cannot know.
     """
-    for line in own_mounts():
+    for line in own_mounts("overlay"):
         if line.fs_type == "overlay" and line.mount_point == str(mount_point):
             options = line.super_options.split(",")
             if "userxattr" in options:
                 raise UnsupportedHost(
-                    "the engine is rootless (overlay with userxattr), which the overlay driver does not do"
+                    "the engine is rootless (overlay with userxattr), which the overlay driver does not do: "
+                    "--driver commit works on any"
                 )
             if "index=on" in options:
                 raise UnsupportedHost(

@@ -33,7 +33,7 @@ def mapped_paths(pids: Iterable[int]) -> frozenset[bytes]:
                 # The text of ``maps`` is ambiguous: it escapes a line break in a name, but not a backslash.
                 area = directory / f"map_files/{int(match[1], 16):x}-{int(match[2], 16):x}"
                 try:
-                    found |= _names_of(area)
+                    found |= names_of(area)
                 except FileNotFoundError:  # a process that is gone maps nothing
                     continue
                 except OSError:
@@ -55,13 +55,17 @@ def _mappings(pid: int) -> Iterator[tuple[Path, bytes]]:
                 return
 
 
-def _names_of(area: Path) -> set[bytes]:
-    if not area.lstat().st_mode & stat.S_IWUSR:  # opened for reading alone
+def names_of(link: Path) -> set[bytes]:
+    """The name of the file behind a link in ``map_files`` or ``fd``, if it was opened for writing.
+
+    Raises: OSError.
+    """
+    if not link.lstat().st_mode & stat.S_IWUSR:  # opened for reading alone
         return set()
-    path = os.fsencode(area.readlink())
+    path = os.fsencode(link.readlink())
     if not path.endswith(_GONE):
         return {path}
-    found = area.stat()
+    found = link.stat()
     return {ANYWHERE} if stat.S_ISREG(found.st_mode) and found.st_nlink else set()
 
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from snapshot_drivers.errors import RestoreRefused
+from snapshot_drivers.inode_flags import HOLDING
 from snapshot_drivers.overlay.paths import PathSet
-from snapshot_drivers.tree import Get, Node, children_of
+from snapshot_drivers.overlay.runs import Runs
+from snapshot_drivers.tree import Get, Node, children_of, entries_in
+
+_NO_RUNS: Final[Mapping[int, Runs]] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -24,6 +30,8 @@ class DirectoryPlan:
     """The directory as wanted."""
     create: bool = False
     remove: list[bytes] = field(default_factory=list)
+    release: set[bytes] = field(default_factory=set)
+    """Entries of the next two lists that the flags of their inodes keep, or will by then, from being changed."""
     put: list[Node] = field(default_factory=list)
     """Entries that are no directories, to be made (or to replace what stands there)."""
     adjust: list[Node] = field(default_factory=list)
@@ -37,26 +45,33 @@ class DirectoryPlan:
         return not (self.create or self.remove or self.put or self.adjust or self.below or self.attributes_differ)
 
 
-def make_plan(real: Node, wanted: Node, get: Get, skip: PathSet) -> DirectoryPlan:
+def make_plan(real: Node, wanted: Node, get: Get, skip: PathSet, runs: Mapping[int, Runs] = _NO_RUNS) -> DirectoryPlan:
     """How ``real`` becomes ``wanted``. What stands at paths in ``skip`` is left as it is, in the directories above it.
+
+    ``runs``: of directories of ``real``, by inode: where these are known, equal leaves are not looked into.
 
     Raises: StoreDamaged; RestoreRefused: one of these directories would have to give way to something else.
     """
     broken: set[bytes] = set()
-    plan = _plan(real, wanted, get, skip, frozenset(), broken)
-    return _plan(real, wanted, get, skip, frozenset(broken), set()) if broken else plan
+    plan = _plan(real, wanted, get, skip, frozenset(), broken, runs)
+    return _plan(real, wanted, get, skip, frozenset(broken), set(), _NO_RUNS) if broken else plan
 
 
 def _plan(
-    real: Node, wanted: Node, get: Get, skip: PathSet, remake: frozenset[bytes], broken: set[bytes]
+    real: Node,
+    wanted: Node,
+    get: Get,
+    skip: PathSet,
+    remake: frozenset[bytes],
+    broken: set[bytes],
+    runs: Mapping[int, Runs],
 ) -> DirectoryPlan:
     top = DirectoryPlan(wanted, attributes_differ=real.attributes() != wanted.attributes())
     work: list[tuple[DirectoryPlan, Node | None, PathSet]] = [(top, real, skip)]
     visited: list[tuple[DirectoryPlan, DirectoryPlan]] = []
     while work:
         plan, present, out = work.pop()
-        here = children_of(present, get) if present is not None else {}
-        want = children_of(plan.node, get)
+        here, want = _unequal(present, plan.node, get, runs)
         for name, found in here.items():
             if name in want or out.holds(name):
                 continue
@@ -93,15 +108,33 @@ def _plan(
             elif there is None or there.content() != node.content() or node.link in remake or _is_bound(there, node):
                 if there is not None and there.is_directory:
                     plan.remove.append(name)
+                elif there is not None and there.flags & HOLDING:
+                    plan.release.add(name)
                 plan.put.append(node)
                 if node.link is not None:
                     broken.add(node.link)
             elif there.attributes() != node.attributes():
                 plan.adjust.append(node)
+                if (there.flags | node.flags) & HOLDING:  # another name of it may have been adjusted already
+                    plan.release.add(name)
     for parent, below in reversed(visited):
         if not below.is_empty:
             parent.below.append(below)
     return top
+
+
+def _unequal(
+    present: Node | None, wanted: Node, get: Get, runs: Mapping[int, Runs]
+) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+    """The entries of both directories, without those in leaves that both have, where these are known."""
+    if present is None:
+        return {}, children_of(wanted, get)
+    known = runs.get(present.ino)
+    if known is None or present.children is None or wanted.children is not None or wanted.digests is None:
+        return children_of(present, get), children_of(wanted, get)
+    equal = set(known.digests).intersection(wanted.digests)
+    here = {name: present.children[name] for name in known.names_outside(equal)}
+    return here, entries_in([digest for digest in wanted.digests if digest not in equal], get)
 
 
 def _is_bound(there: Node, wanted: Node) -> bool:

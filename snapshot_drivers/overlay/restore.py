@@ -17,15 +17,19 @@ from snapshot_drivers.base import CaptureOptions, Coverage, Mount, RestoreReport
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import RestoreError, RestoreRefused, StoreDamaged
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.overlay.apply import Staging, apply_plan, remove_paths
+from snapshot_drivers.leases import write_leases
+from snapshot_drivers.overlay.apply import apply_plan, remove_paths
 from snapshot_drivers.overlay.capture import Index, skip_set
 from snapshot_drivers.overlay.etc_files import restore_etc
+from snapshot_drivers.overlay.held import Held
 from snapshot_drivers.overlay.layers import Layers, find_layers, is_mounted
-from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import DirectoryPlan, first_difference, make_plan, wanted_files
-from snapshot_drivers.overlay.scan import ScannedTree, Scanner
+from snapshot_drivers.overlay.portable import bound_entry
+from snapshot_drivers.overlay.scan import ScannedTree
 from snapshot_drivers.overlay.sources import OpenMounts, Source, Sources, open_sources, without
+from snapshot_drivers.overlay.staging import Staging
+from snapshot_drivers.overlay.tracking import Tracking
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import Manifest, StoredTree
 from snapshot_drivers.tree import Node, children_of, decode_root, digest_of
@@ -46,6 +50,7 @@ class StagedRestore:
         freezer: Freezer,
         open_mounts: OpenMounts,
         index: Index,
+        tracking: Tracking | None = None,
     ) -> None:
         """Checks and stages. Raises: RestoreRefused, RestoreError, StoreDamaged, EngineError; nothing is touched."""
         self.snapshot: Snapshot = manifest.snapshot
@@ -62,7 +67,10 @@ class StagedRestore:
         self._check(self._target, manifest)
         known = index.trees if index.upper == self._layers.upper else {}
         # Mapped then or now: their timestamps say nothing, neither before the kill nor after it.
-        self._mapped = index.mapped | mapped_paths(freezer.pids() if target.init_pid is not None else [])
+        self._held = Held(freezer.pids() if target.init_pid is not None else [], index.mapped)
+        self._leases = write_leases([])
+        self._tracking = tracking or Tracking.without()
+        self._tracking.prepare(self._layers.upper, target.engine_root, manifest.snapshot.entries)
         try:
             with open_sources(self._target, self._layers, open_mounts, memory=False) as sources:
                 if absent := self._absent(sources, memory=False):
@@ -109,12 +117,22 @@ class StagedRestore:
                 f"snapshot {name} is relative to the layers of image {manifest.image_id}; the container has those of "
                 f"{target.image_id}. Restore it into a container of its own image"
             )
-        if manifest.lower_dirs != self._layers.image:
-            raise RestoreRefused(f"snapshot {name} was taken above other layer directories than this engine's")
+        if manifest.lower_dirs != self._layers.image and (bound := bound_entry(manifest, self._content.read)):
+            raise RestoreRefused(
+                f"snapshot {name} was taken above other directories than those in which this engine keeps the same "
+                f"layers, and takes content from them: {bound}"
+            )
         for file in manifest.etc_files:
             if file.path not in dict(target.etc_files):
                 raise RestoreRefused(f"snapshot {name} holds {file.path}, which the container does not mount writable")
         mounts = {(mount.kind, mount.path): mount for mount in target.mounts if mount.capture}
+        for shared in mounts.values():
+            if shared.shared_with:
+                names = ", ".join(f"{one.name}{'' if one.running else ' (stopped)'}" for one in shared.shared_with)
+                raise RestoreRefused(
+                    f"the {shared.kind} {shared.path} ({shared.name}) is mounted by containers outside of this run, "
+                    f"whose files a restore would change: {names}; remove these, or give the task a volume of its own"
+                )
         for tree in manifest.trees:
             if tree.kind is StateKind.ROOTFS:
                 continue
@@ -166,16 +184,27 @@ class StagedRestore:
         return skip_set(self._options, tree.path, *own)
 
     def _scan(self, tree: Source, known: dict[tuple[StateKind, str], ScannedTree]) -> ScannedTree:
-        index = None if ANYWHERE in self._mapped else known.get((tree.kind, tree.path))
-        dirty = inodes_of(self._mapped, tree.path, tree.root_fd) if index is not None else frozenset()
-        scanner = Scanner(digest_of, self._options, skip=self._skip(tree), index=index, dirty_inodes=dirty)
-        return scanner.scan(tree.root_fd)
+        if tree.is_ours:
+            self._tracking.look()
+        found = self._tracking.walk(
+            tree,
+            put=digest_of,
+            options=self._options,
+            skip=self._skip(tree),
+            index=known.get((tree.kind, tree.path)),
+            held=self._held,
+            leases=self._leases,
+        )
+        if tree.is_ours:
+            self._tracking.adopt(tree, found, self._options)
+        return found
 
     def _plan(self, tree: Source, scanned: ScannedTree, stored: StoredTree) -> DirectoryPlan:
         if scanned.digest.hex() == stored.root:
             return DirectoryPlan(scanned.root)
         wanted = self._wanted(stored)
-        return make_plan(scanned.root, wanted, self._content.read, self._skip(tree))
+        runs = scanned.places.runs if scanned.places is not None else {}
+        return make_plan(scanned.root, wanted, self._content.read, self._skip(tree), runs)
 
     def _stage(self, tree: Source) -> None:
         stored = self._stored(tree)
@@ -214,6 +243,7 @@ class StagedRestore:
         lifecycle = self._target.lifecycle
         self._freezer.thaw()
         lifecycle.kill()
+        self._held, self._leases = self._held.after_death(), write_leases([])
         self._wait_unmounted()
         reached("restore-killed")
         touched = 0
@@ -247,23 +277,26 @@ class StagedRestore:
         *,
         full: bool,
     ) -> int:
-        """One tree is as stored, proven by another walk of it."""
+        """One tree is as stored, proven by another walk of it; what only that walk has found is moved, too."""
         stored = self._stored(tree)
         if stored is None:
             return 0
         key = (tree.kind, tree.path)
         touched = remove_paths(tree.root_fd, PathSet.of(self._options.volatile, tree.path))
-        before = self._scan(tree, known)
-        plan = self._plan(tree, before, stored)
-        if not plan.is_empty:
-            touched += apply_plan(plan, tree.root_fd, self._staging(tree))
-        if tree.staged_inside:
-            self._forget_staging(tree)
-        after = self._scan(tree, {} if full else {key: before})
-        left = self._plan(tree, after, stored)
-        if not left.is_empty:
+        after = self._scan(tree, known)
+        plan = self._plan(tree, after, stored)
+        for last in (False, True):
+            if not plan.is_empty:
+                touched += apply_plan(plan, tree.root_fd, self._staging(tree))
+            if tree.staged_inside:
+                self._forget_staging(tree)
+            after = self._scan(tree, {} if full or last else {key: after})
+            plan = self._plan(tree, after, stored)
+            if plan.is_empty:
+                break
+        else:
             raise RestoreError(
-                f"after restoring {self.snapshot.snapshot_id}, {tree.path.rstrip('/')}{first_difference(left)} "
+                f"after restoring {self.snapshot.snapshot_id}, {tree.path.rstrip('/')}{first_difference(plan)} "
                 "is not as it was stored"
             )
         if after.digest.hex() == stored.root:

@@ -18,13 +18,17 @@ import stat
 import time
 from collections.abc import Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions
 from snapshot_drivers.errors import LimitExceeded
+from snapshot_drivers.inode_flags import read_flags
+from snapshot_drivers.leases import Leases
 from snapshot_drivers.overlay.entry import EntryReader, node_of
 from snapshot_drivers.overlay.paths import PathSet
+from snapshot_drivers.overlay.places import Places
 from snapshot_drivers.tree import ROOT_KEY, Node, Put, encode_directory, encode_root, path_key
 
 _RACY_NS: Final = 20_000_000
@@ -53,6 +57,8 @@ class ScannedTree:
     reread: int
     """Entries that had to be opened."""
     problems: list[Problem] = field(default_factory=list)
+    places: Places | None = None
+    """For walks that look at changed entries alone (see ``tracked``)."""
 
 
 class _Frame:
@@ -89,10 +95,11 @@ class Scanner:
         skip: PathSet,
         index: ScannedTree | None = None,
         dirty_inodes: Set[int] = frozenset(),
+        leases: Leases = MappingProxyType({}),
     ) -> None:
         """``put`` stores (or only hashes) objects; ``skip``: paths below the root that are left out."""
         self._put = put
-        self._reader = EntryReader(put, options)
+        self._reader = EntryReader(put, options, leases)
         self._options = options
         self._skip = skip
         self._index = index
@@ -135,7 +142,8 @@ class Scanner:
         name = frame.pending.pop()
         child = (frame.node.children or {})[name]
         if len(self._frames) >= self._options.max_depth:
-            raise LimitExceeded(f"the tree is deeper than {self._options.max_depth} levels at {self._shown(name)}")
+            most = self._options.max_depth
+            raise LimitExceeded(f"the tree is deeper than {most} levels (max_depth) at {self._shown(name)}")
         try:
             place.down(name)
         except OSError as error:
@@ -170,15 +178,7 @@ class Scanner:
             raise LimitExceeded(
                 f"the container has more than {self._options.max_entries} changed entries (max_entries)"
             ) from error
-        frame = _Frame(node, before, skip, key)
-        same = before is not None and self._is_same(node, before)
-        if same and before is not None:
-            node.xattrs = before.xattrs
-        else:
-            node.xattrs = self._reader.xattrs(place.fd, node.name, looked=False)
-        if not same or before is None or before.attributes() != node.attributes():
-            self._changed.add(id(node))
-        self._frames.append(frame)
+        frame = self._begin(place.fd, node, before, skip, key)
         earlier = (before.children if before else None) or {}
         children: dict[bytes, Node] = {}
         node.children = children
@@ -196,6 +196,23 @@ class Scanner:
         if len(children) != len(earlier) or children.keys() != earlier.keys():
             self._changed.add(id(node))
 
+    def _begin(self, directory_fd: int, node: Node, before: Node | None, skip: PathSet, key: bytes) -> _Frame:
+        """The directory's own attributes are known, and it is the one whose entries are visited.
+
+        Raises: OSError.
+        """
+        frame = _Frame(node, before, skip, key)
+        same = before is not None and self._is_same(node, before)
+        if same and before is not None:
+            node.xattrs, node.flags = before.xattrs, before.flags
+        else:
+            node.xattrs = self._reader.xattrs(directory_fd, node.name, looked=False)
+            node.flags = read_flags(directory_fd)
+        if not same or before is None or before.attributes() != node.attributes():
+            self._changed.add(id(node))
+        self._frames.append(frame)
+        return frame
+
     def _visit(
         self, directory_fd: int, name: bytes, found: os.stat_result, before: Node | None, frame: _Frame
     ) -> Node | None:
@@ -212,7 +229,7 @@ class Scanner:
                 return None
             if before is None or before.attributes() != child.attributes() or before.content() != child.content():
                 self._changed.add(id(frame.node))
-        if found.st_nlink > 1:
+        if found.st_nlink > 1 and not child.is_whiteout:  # overlayfs links all its signs to one inode
             met = _Name(child, path_key(frame.key, name), frame.node, found.st_nlink)
             self._linked.setdefault((found.st_dev, found.st_ino), []).append(met)
         elif child.link is not None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CoverageItem, CoverageState, Mount, StateKind, Target
 from snapshot_drivers.errors import EngineError
+from snapshot_drivers.mountinfo import MountLine
+from snapshot_drivers.namespaces import OpenedMounts
 from snapshot_drivers.overlay.layers import Layers
+from snapshot_drivers.overlay.paths import covers
 
-OpenMounts = Callable[[Target, list[str]], dict[str, int]]
-"""``O_PATH`` descriptors of mounts in a running container's mount namespace, by path (see ``namespaces``)."""
+_KERNELS: Final = ("/proc", "/sys", "/dev/pts", "/dev/console")
+"""What stands there is made by the runtime and holds no state."""
+OpenMounts = Callable[[Target, list[str]], OpenedMounts]
+"""Opens mounts in a running container's mount namespace, by path."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,13 @@ class Source:
     root_fd: int
     host_path: Path | None
     """``None``: a tmpfs, reachable only through the container's mount namespace."""
+    is_shared: bool = False
+    """Others than the run's own processes may write to it."""
+
+    @property
+    def is_ours(self) -> bool:
+        """True where nobody but the run's own processes writes, which are all known."""
+        return self.kind is StateKind.ROOTFS or (self.kind is StateKind.VOLUME and not self.is_shared)
 
     @property
     def staged_inside(self) -> bool:
@@ -53,7 +67,7 @@ def without(target: Target, excluded: Iterable[str]) -> Target:
     paths = tuple(excluded)
     mounts = tuple(
         replace(mount, capture=False, reason="excluded by the task: left as it is")
-        if mount.capture and any(f"{mount.path}/".startswith(f"{path.rstrip('/')}/") for path in paths)
+        if mount.capture and covers(paths, mount.path)
         else mount
         for mount in target.mounts
     )
@@ -78,6 +92,9 @@ def open_sources(
             if not mount.capture:
                 reason = mount.reason or "not captured"
                 found.left_out.append(_item(mount, CoverageState.EXCLUDED, reason))
+            elif names := ", ".join(sharer.name for sharer in mount.shared_with if sharer.running):
+                reason = f"{names} may write to it meanwhile, so its files may be of different moments"
+                found.left_out.append(_item(mount, CoverageState.UNKNOWN, reason))
         yield found
     finally:
         for tree in found.trees:
@@ -100,7 +117,8 @@ def _open_disk(found: Sources, target: Target, layers: Layers) -> None:
             reason = f"{mount.source} cannot be opened: {error.strerror}"
             found.left_out.append(_item(mount, CoverageState.MISSING, reason))
             continue
-        found.trees.append(Source(mount.kind, mount.path, mount.name, root_fd, mount.source))
+        is_shared = bool(mount.shared_with)
+        found.trees.append(Source(mount.kind, mount.path, mount.name, root_fd, mount.source, is_shared))
 
 
 def _open_memory(found: Sources, target: Target, open_mounts: OpenMounts) -> None:
@@ -111,7 +129,8 @@ def _open_memory(found: Sources, target: Target, open_mounts: OpenMounts) -> Non
         for mount in wanted:
             found.left_out.append(_item(mount, CoverageState.MISSING, "the container does not run"))
         return
-    opened = open_mounts(target, [mount.path for mount in wanted])
+    opened, table = open_mounts(target, [mount.path for mount in wanted])
+    found.left_out += _own_mounts(target, table)
     try:
         for mount in wanted:
             if mount.path in opened:
@@ -124,6 +143,19 @@ def _open_memory(found: Sources, target: Target, open_mounts: OpenMounts) -> Non
     finally:
         for looked in opened.values():
             os.close(looked)
+
+
+def _own_mounts(target: Target, table: Iterable[MountLine]) -> Iterator[CoverageItem]:
+    """What is mounted in the container and not by the engine, which takes the right to mount."""
+    known = Counter([*(mount.path for mount in target.mounts), *(path for path, _ in target.etc_files), "/"])
+    for line in table:
+        known[line.mount_point] -= 1
+        is_writable = "ro" not in line.options.split(",")
+        if known[line.mount_point] < 0 and is_writable and not covers(_KERNELS, line.mount_point):
+            kind = StateKind.TMPFS if line.fs_type == "tmpfs" else StateKind.BIND
+            reason = f"the engine did not mount this {line.fs_type}: it is gone after a restore"
+            path = line.mount_point.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            yield CoverageItem(kind=kind, path=path, state=CoverageState.EXCLUDED, reason=reason)
 
 
 def _item(mount: Mount, state: CoverageState, reason: str) -> CoverageItem:

@@ -18,6 +18,7 @@ from snapshot_drivers import beneath
 from snapshot_drivers.base import Mount, Snapshot, StateKind, Target
 from snapshot_drivers.overlay.driver import OverlayDriver
 from snapshot_drivers.overlay.layers import containerd_mount_point, find_layers, mounted_layers
+from snapshot_drivers.removal import remove
 from tests.built_helpers import built_helpers
 from tests.contract.suite import Subject
 from tests.tree_walker import ENGINE_OWNED, walk
@@ -29,17 +30,19 @@ class OverlaySubject(Subject):
     """See ``Subject``. ``volume``: mounted on /vol; a tmpfs on /tm."""
 
     pristine: Snapshot
+    tracker_from_entries: int | None = None
+    """``None``: every entry is looked at in every capture."""
     _seen: tuple[Path | None, tuple[Path, ...]] = (None, ())
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, image: str = IMAGES[0]) -> None:
         self.client = docker.from_env()
         self.name = f"contract-{uuid.uuid4().hex[:12]}"
         self.directory = directory
-        self.driver = OverlayDriver(self._install_helpers() / "store")
+        self.driver = OverlayDriver(self._install_helpers() / "store", tracker_from_entries=self.tracker_from_entries)
         self._client_api: Any = self.client.api
         self.client.volumes.create(self.name)
         common: dict[str, Any] = {
-            "image": IMAGES[0],
+            "image": image,
             "entrypoint": ["/.init", "hold", "65533"],
             "user": "65533:65533",
             "detach": True,
@@ -75,12 +78,13 @@ class OverlaySubject(Subject):
         self.client.close()
 
     def empty_out(self) -> None:
-        """The engine holds a descriptor a level when it removes a tree, so it cannot remove one that is too deep."""
-        upper = self.upper
+        """The engine cannot remove a tree that is too deep for its descriptors, or that holds something immutable."""
+        places = [self.upper, *(mount.source for mount in self.target().mounts if mount.source is not None)]
         self.kill()
-        with beneath.closing(os.open(upper, os.O_RDONLY | os.O_DIRECTORY)) as root:
-            for name, _ in beneath.list_directory(root):
-                beneath.remove(root, name)
+        for place in places:
+            with beneath.closing(os.open(place, os.O_RDONLY | os.O_DIRECTORY)) as root:
+                for name, _ in beneath.list_directory(root):
+                    remove(root, name)
 
     @property
     def upper(self) -> Path:
@@ -163,7 +167,7 @@ class OverlaySubject(Subject):
 
     def reopen(self) -> None:
         self.driver.close()
-        self.driver = OverlayDriver(self.directory / "store")
+        self.driver = OverlayDriver(self.directory / "store", tracker_from_entries=self.tracker_from_entries)
 
     def damage_content(self) -> None:
         for pack in (self.directory / "store/packs").glob("*.pack"):
@@ -173,10 +177,18 @@ class OverlaySubject(Subject):
             pack.write_bytes(data)
 
 
+class TrackedOverlaySubject(OverlaySubject):
+    """One whose captures and restores go by what a tracker reports."""
+
+    tracker_from_entries = 0
+
+
 @contextlib.contextmanager
-def overlay_subject(directory: Path) -> Iterator[OverlaySubject]:
+def overlay_subject(
+    directory: Path, image: str = IMAGES[0], kind: type[OverlaySubject] = OverlaySubject
+) -> Iterator[OverlaySubject]:
     """A running subject, removed afterwards."""
-    subject = OverlaySubject(directory)
+    subject = kind(directory, image)
     try:
         yield subject
     finally:

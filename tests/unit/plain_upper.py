@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from snapshot_drivers.base import CaptureOptions, Coverage, Mount, Snapshot, StateKind, Target
+from snapshot_drivers.mountinfo import MountLine
+from snapshot_drivers.namespaces import OpenedMounts
 from snapshot_drivers.overlay.capture import Capture, Index
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.restore import StagedRestore
@@ -40,6 +42,8 @@ class PlainUpper:
         self.etc_files: tuple[tuple[str, Path], ...] = ()
         self.memory: dict[str, Path] = {}
         """Directories that stand for the memory file systems of the started container."""
+        self.table: list[MountLine] = []
+        """What the started container's mount table says."""
         self.options = CaptureOptions()
 
     def kill(self) -> None: ...
@@ -47,8 +51,9 @@ class PlainUpper:
     def start(self) -> int:
         return os.getpid()
 
-    def open_mounts(self, target: Target, paths: list[str]) -> dict[str, int]:
-        return {path: os.open(self.memory[path], os.O_PATH) for path in paths if path in self.memory}
+    def open_mounts(self, target: Target, paths: list[str]) -> OpenedMounts:
+        roots = {path: os.open(self.memory[path], os.O_PATH) for path in paths if path in self.memory}
+        return OpenedMounts(roots, self.table)
 
     def mount(self, kind: StateKind, path: str, name: str | None = None) -> Path:
         """Adds a mount and answers its directory."""

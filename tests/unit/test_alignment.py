@@ -12,6 +12,7 @@ import pytest
 from orchestrator.events import CheckpointEvent, Event, ModelCallEvent
 from orchestrator.live_path import head, live_path, messages, unfinished_intent
 from orchestrator.model import Model
+from orchestrator.recording.tool_hook import tool
 from orchestrator.runner import run
 from snapshot_drivers.base import (
     CoverageItem,
@@ -21,6 +22,7 @@ from snapshot_drivers.base import (
 from snapshot_drivers.errors import CaptureError, EngineError, RestoreError, RestoreRefused
 from tests.tree_walker import walk
 from tests.unit.directory_container import SUBMIT, Bench, bash, call, rewind
+from tests.unit.recorded_bench import RecordedBench
 from tests.unit.troubled_driver import Trouble, trouble
 
 WORK: list[dict[str, Any]] = [
@@ -248,6 +250,32 @@ def test_rule_5_a_crash_between_intent_and_commit_is_finished_at_the_next_start(
     assert (result.status, result.rewinds) == ("succeeded", 1)
     assert bench.requests[2][:-1] == bench.requests[0]
     assert "a was wrong" in bench.requests[2][-1]["content"]
+
+
+def test_rule_6_a_harness_comes_to_its_breakpoint_without_asking_or_running_anything(tmp_path: Path) -> None:
+    bench = RecordedBench(tmp_path)
+    write = tool(lambda line: bench.sh(f"echo {line} >> file; cat file"), "write")
+    back = tool(bench.run.backtrack_commit, "back")
+    asked_at: list[int] = []
+
+    def harness() -> None:
+        asked_at.append(len(bench.requests))
+        conversation: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+        for step in range(4):
+            conversation.append({"role": "assistant", "content": bench.ask(conversation)})
+            conversation.append({"role": "user", "content": write(f"line{step}")})
+        if len(asked_at) == 1:
+            back(3, "not the fourth line")
+
+    bench.run.drive(harness)
+    # Three of four calls and three of four tools lie before breakpoint 3: the second pass made one of each.
+    assert asked_at == [0, 4] and len(bench.requests) == 5 and len(bench.of("tool_start")) == 4 + 1 + 1
+    assert bench.requests[4][:-1] == bench.requests[3] and bench.sh("cat file") == "line0\nline1\nline2\nline3\n"
+    for answer, request in zip(bench.of("model_call"), bench.requests, strict=True):
+        before = next(event for event in bench.events if event.seq == answer.parent_seq)
+        assert messages(path_to(bench.events, before)) == request, (
+            "the checkpoint's context is what the model was asked"
+        )
 
 
 def test_rule_7_the_state_before_a_rewind_is_kept_for_the_operator_and_not_offered(worked: Bench) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshot_drivers import beneath
+from snapshot_drivers.removal import remove
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -83,7 +84,7 @@ def test_open_below_knows_names_that_begin_with_dots(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"a\0", b"/"])
 def test_what_is_no_single_name_is_refused(top: int, name: bytes) -> None:
-    for call in (beneath.open_directory, beneath.look, beneath.remove):
+    for call in (beneath.open_directory, beneath.look, remove):
         with pytest.raises(ValueError, match="component"):
             call(top, name)
 
@@ -97,7 +98,7 @@ def test_a_mount_is_not_crossed(top: int, tmp_path: Path) -> None:
             with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
                 call()
         with pytest.raises(OSError):
-            beneath.remove(top, b"a")
+            remove(top, b"a")
         assert (tmp_path / "outside/f").read_text() == "outside"
     finally:
         subprocess.run(["umount", tmp_path / "a/b"], check=True)
@@ -170,7 +171,7 @@ def test_going_down_and_up_any_depth_holds_few_descriptors(tmp_path: Path) -> No
         assert place.fd == root_fd
         assert most <= 64 + 5000 // 256 + 2
         assert len(held(tmp_path)) == 1
-        assert beneath.remove(root_fd, b"d" * 200) == 5001
+        assert remove(root_fd, b"d" * 200) == 5001
         assert os.listdir(root_fd) == []
         assert len(held(tmp_path)) == 1
 
@@ -178,10 +179,10 @@ def test_going_down_and_up_any_depth_holds_few_descriptors(tmp_path: Path) -> No
 def test_a_removal_goes_through_no_link_and_counts(top: int, tmp_path: Path) -> None:
     (tmp_path / "a/b/link").symlink_to(tmp_path / "outside")
     os.mkfifo(tmp_path / "a/fifo")
-    assert beneath.remove(top, b"a") == 6
+    assert remove(top, b"a") == 6
     assert (tmp_path / "outside/f").read_text() == "outside"
     with pytest.raises(FileNotFoundError):
-        beneath.remove(top, b"a")
+        remove(top, b"a")
 
 
 def test_a_listing_starts_at_the_beginning_each_time_and_stops_where_told(top: int) -> None:

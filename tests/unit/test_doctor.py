@@ -16,7 +16,7 @@ from snapshot_drivers.cgroups import hierarchies
 
 NAMES = [
     "platform", "rights", "kernel calls", "freezer", "helpers", "data directory", "engine", "engine mode",
-    "storage driver", "control groups", "upper directory", "runc", "free space", "base image", "criu",
+    "storage driver", "control groups", "upper directory", "runc", "free space", "base image", "criu", "git",
 ]  # fmt: skip
 
 

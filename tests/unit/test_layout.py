@@ -18,7 +18,7 @@ PACKAGES = ("orchestrator", "snapshot_drivers")
 MOST_LINES = 400
 TOP_LEVEL = {
     "README.md", "DESIGN.md", "LICENSE", "pyproject.toml", "requirements.lock", "orchestrator", "snapshot_drivers",
-    "images", "deploy", "examples", "benchmarks", "tests", ".ci", ".gitignore",
+    "images", "deploy", "docs", "examples", "benchmarks", "tests", ".ci", ".gitignore",
 }  # fmt: skip
 IGNORED = {
     ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".import_linter_cache", "build",
@@ -110,7 +110,8 @@ def test_the_lock_file_names_every_dependency_once_and_no_registry() -> None:
     pinned = [pin.partition("==")[0] for pin in pins]
     assert len(pinned) == len(set(pinned))
     project = pyproject()["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(line for extra in extras for line in extra)]
     assert {re.split(r"[^A-Za-z0-9-]", line)[0].lower() for line in wanted} <= set(pinned)
 
 

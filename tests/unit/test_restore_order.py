@@ -232,7 +232,7 @@ def test_mounts_that_cannot_be_opened_cost_no_descriptors(plain: PlainUpper) -> 
     before = descriptors(plain)
     target = plain.target()
     running = type(target)(**{**vars(target), "init_pid": 1})
-    layers = Layers(plain.upper, ())
+    layers = Layers(plain.upper, (), plain.top / "layer/merged")
     with pytest.raises(OSError, match=os.strerror(20)), open_sources(running, layers, plain.open_mounts, disk=False):
         pass
     assert descriptors(plain) == before

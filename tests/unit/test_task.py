@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import OrchestratorError, Refused, TaskError
+from orchestrator.spec_values import parse_size
 from orchestrator.task import BuildSpec, LoadedTask, TaskSpec, load_recorded, load_task, recorded_text, redact
-from orchestrator.task_spec import parse_size
 
 HEAD = "name: t\nimage: base\ninstruction: go\nmodel: {name: scripted/a.yaml}\n"
 
@@ -164,6 +164,10 @@ def test_a_build_can_be_given_and_is_recorded(load: Loader) -> None:
         ("tmpfs: [{path: /a, mode: '9'}]\n", "task.yaml:5: tmpfs.0.mode: '9' must match"),
         ("binds: [{source: nope, path: /a}]\n", "does not exist on this host"),
         ("snapshots: {include_binds: [/a]}\n", "snapshots.include_binds.0: /a is no destination of a writable bind"),
+        ("binds: [{source: task.yaml, path: /a, read_only: false}]\nsnapshots: {include_binds: [/a]}\n",
+         "snapshots.include_binds.0: /a is a file: bind its directory"),
+        ("snapshots: {excluded: [/a/b, /c], volatile: [/d, /a, /c/d]}\n",
+         "snapshots.volatile.1: /a would be deleted on a restore, but /a/b is excluded"),
         ("capabilities: {add: [FLY]}\n", "task.yaml:5: capabilities.add.0: 'FLY' is not a capability"),
         ("capabilities: {add: [WAKE_ALARM]}\n", "is not a capability that a task may name"),
         ("security_options: [label=disable]\n", "task.yaml:5: security_options.0: 'label=disable' is not an option"),
@@ -288,6 +292,13 @@ def test_keys_are_not_written_into_a_task(load: Loader, key: str) -> None:
 def test_model_parameters_that_are_the_product_s_own_are_refused(load: Loader, key: str) -> None:
     text = HEAD.replace("{name: scripted/a.yaml}", f"{{name: m, extra: {{{key}: x}}}}")
     assert f"model.extra.{key}: " in load.error(text)
+
+
+def test_a_driver_option_that_names_programs_of_this_host_needs_trust(load: Loader) -> None:
+    text = HEAD + "snapshots: {driver: criu, options: {prefix: /tmp/mine}}\n"
+    with pytest.raises(Refused, match="programs that run as root"):
+        load(text)
+    assert load(text, trust=True).spec.snapshots.options == {"prefix": "/tmp/mine"}
 
 
 def model_at(address: str) -> str:

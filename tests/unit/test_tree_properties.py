@@ -8,12 +8,10 @@ The environment variable ``HYPOTHESIS_PROFILE=long`` makes it some 10,000 operat
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,24 +21,23 @@ from hypothesis import strategies as st
 from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions, StateKind
 from snapshot_drivers.errors import RestoreRefused
-from snapshot_drivers.overlay.apply import STAGING_PREFIX, Staging, apply_plan, remove_paths
+from snapshot_drivers.overlay.apply import apply_plan, remove_paths
 from snapshot_drivers.overlay.capture import Index
 from snapshot_drivers.overlay.index_file import load_index, save_index
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.plan import make_plan
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
+from snapshot_drivers.overlay.staging import STAGING_PREFIX, Staging
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.tree import decode_root, digest_of
-from tests.tree_walker import walk
+from tests.tree_walker import inode_flags, walk
+from tests.unit.tree_operations import ON_ANY, ON_FILE, ON_PLACE, Living, below, populate
 
 EXAMPLES = 140 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 20
 EXCLUDED = ("/keep/in", "/x")
 VOLATILE = ("/cache/v",)
 LEFT_OUT = [os.fsencode(path) for path in EXCLUDED + VOLATILE]
 SKIP = PathSet.of(EXCLUDED + VOLATILE)
-NAMES = (b"a", b"b", b"keep", b"in", b"cache", b"v", b"x", b"\xff\xfe", b"n\nl ")
-TARGETS = (b"nowhere", b"/etc/passwd", b"..", b"a" * 300)
-IS_ROOT = os.geteuid() == 0
 PLACES = [None, "/dev/shm"] if os.access("/dev/shm", os.W_OK) else [None]
 
 
@@ -56,16 +53,9 @@ def lines(root: bytes) -> list[str]:
         for line in walk(os.fsdecode(root), LEFT_OUT)
     ]
     top = os.stat(root)
-    return [f"{top.st_mode:o} {top.st_uid}:{top.st_gid} {top.st_mtime_ns} {os.listxattr(root)}", *listed]
-
-
-def below(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Every entry with its path from the root on, in a fixed order."""
-    for directory, directories, files in os.walk(root):
-        directories.sort()
-        for name in sorted(directories + files):
-            path = directory + b"/" + name
-            yield path[len(root) :], os.lstat(path)
+    with beneath.closing(os.open(root, os.O_RDONLY)) as root_fd:
+        flags = inode_flags(root_fd)
+    return [f"{top.st_mode:o} {top.st_uid}:{top.st_gid} {top.st_mtime_ns} {os.listxattr(root)} {flags:x}", *listed]
 
 
 def is_left_out(path: bytes) -> bool:
@@ -82,47 +72,16 @@ def kept(root: bytes) -> list[object]:
     return found
 
 
-class World:
+class World(Living):
     """A tree, a store beside it, and what was captured."""
 
     def __init__(self, place: Path) -> None:
-        self.place = place
-        self.root = os.fsencode(place / "tree")
+        super().__init__(place / "tree", place)
         os.mkdir(self.root)
         self.content = ContentStore(place / "store")
         self.index: ScannedTree | None = None
         self.captured: list[tuple[bytes, list[str]]] = []
         self.blocks: set[bytes] = set()
-        self.moment = 0
-
-    # What a container does.
-
-    def paths(self, *, of: Callable[[int], bool] = lambda mode: True) -> list[bytes]:
-        return [self.root + path for path, found in below(self.root) if of(found.st_mode)]
-
-    def place_for(self, number: int) -> bytes:
-        directories = [self.root, *self.paths(of=stat.S_ISDIR)]
-        directory = directories[number % len(directories)]
-        if directory.count(b"/") - self.root.count(b"/") > 4:
-            directory = self.root
-        return directory + b"/" + NAMES[number // 7 % len(NAMES)]
-
-    def change(self, kind: str, one: int, two: int) -> None:
-        self.moment += 1
-        files = self.paths(of=stat.S_ISREG)
-        everything = self.paths()
-        with suppress(OSError):  # a name is taken, a directory is moved into itself, nobody reads a fifo
-            if kind in ON_PLACE:
-                ON_PLACE[kind](self, self.place_for(one), two)
-            elif kind in ON_FILE and files:
-                ON_FILE[kind](self, files[one % len(files)], two)
-            elif kind in ON_ANY and everything:
-                ON_ANY[kind](self, everything[one % len(everything)], two)
-
-    def data(self, size: int) -> bytes:
-        return (b"%08d" % self.moment * (size // 8 + 1))[:size]
-
-    # What the product does.
 
     def scan(self, index: ScannedTree | None, put: Callable[[bytes], bytes] = digest_of) -> ScannedTree:
         with beneath.closing(os.open(self.root, os.O_RDONLY)) as root_fd:
@@ -196,117 +155,6 @@ class World:
         assert len(os.listdir("/proc/self/fd")) <= descriptors + len(self.captured)  # one for each pack
 
 
-def write(world: World, path: bytes, size: int, *, flags: int = os.O_CREAT | os.O_TRUNC, at: int = 0) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags)
-    try:
-        os.pwrite(descriptor, world.data(size), at)
-    finally:
-        os.close(descriptor)
-
-
-def is_movable(world: World, source: bytes, target: bytes) -> bool:
-    return not (target + b"/").startswith(source + b"/") and not (source + b"/").startswith(target + b"/")
-
-
-def clear(path: bytes) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-
-
-def rename_over(world: World, path: bytes, two: int) -> None:
-    target = world.place_for(two)
-    if is_movable(world, path, target):
-        if os.path.lexists(target) and os.path.isdir(path) != os.path.isdir(target):
-            clear(target)
-        with suppress(OSError):
-            os.rename(path, target)
-
-
-def exchange(world: World, path: bytes, two: int) -> None:
-    """Two entries of any types change places."""
-    others = world.paths()
-    other = others[two % len(others)]
-    if is_movable(world, path, other):
-        aside = os.fsencode(world.place / "aside")
-        os.rename(path, aside)
-        os.rename(other, path)
-        os.rename(aside, other)
-
-
-def hardlink(world: World, path: bytes, two: int) -> None:
-    os.link(path, world.place_for(two), follow_symlinks=False)
-
-
-def replace_by_copy(world: World, path: bytes, two: int) -> None:
-    copied = os.fsencode(world.place / "copied")
-    shutil.copy2(path, copied)
-    os.rename(copied, path)
-
-
-def swap_type(world: World, path: bytes, two: int) -> None:
-    clear(path)
-    (os.mkdir, lambda name: write(world, name, two % 999), lambda name: os.symlink(TARGETS[two % 4], name))[two % 3](
-        path
-    )
-
-
-def set_times(world: World, path: bytes, two: int) -> None:
-    os.utime(path, ns=(1, (0, 1_000_000_000_000_000_000, 1_700_000_000_123_456_789)[two % 3]), follow_symlinks=False)
-
-
-def set_attribute(world: World, path: bytes, two: int) -> None:
-    if stat.S_IFMT(os.lstat(path).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
-        with suppress(OSError):
-            if two % 3:
-                os.setxattr(path, (b"user.k", b"user.\xff")[two % 2], world.data(two % 40))
-            else:
-                os.removexattr(path, b"user.k")
-
-
-def sparse(world: World, path: bytes, two: int) -> None:
-    os.truncate(path, 3 << 20)
-    write(world, path, two % 5000, flags=0, at=(two % 3) << 20)
-
-
-def change_mode(world: World, path: bytes, two: int) -> None:
-    if not os.path.islink(path):
-        os.chmod(path, (0o755, 0o600, 0o4711, 0o1777)[two % 4] | (0 if IS_ROOT else 0o700))
-
-
-def change_owner(world: World, path: bytes, two: int) -> None:
-    if IS_ROOT:
-        os.chown(path, two % 3, two % 5, follow_symlinks=False)
-
-
-Operation = Callable[[World, bytes, int], object]
-ON_PLACE: dict[str, Operation] = {
-    "create": lambda world, path, two: write(world, path, two % 3000),
-    "directory": lambda world, path, two: os.mkdir(path),
-    "link": lambda world, path, two: os.symlink(TARGETS[two % len(TARGETS)], path),
-    "fifo": lambda world, path, two: os.mkfifo(path),
-}
-ON_FILE: dict[str, Operation] = {
-    "overwrite": lambda world, path, two: write(world, path, two % 3000, flags=os.O_TRUNC),
-    "same size": lambda world, path, two: write(world, path, os.stat(path).st_size % 5000, flags=0),
-    "append": lambda world, path, two: write(world, path, two % 300, flags=0, at=os.stat(path).st_size),
-    "truncate": lambda world, path, two: os.truncate(path, two % 3000),
-    "sparse": sparse,
-    "copy": replace_by_copy,
-    "hardlink": hardlink,
-    "hardlink too": hardlink,
-}
-ON_ANY: dict[str, Operation] = {
-    "rename": rename_over,
-    "exchange": exchange,
-    "remove": lambda world, path, two: clear(path),
-    "mode": change_mode,
-    "owner": change_owner,
-    "times": set_times,
-    "attribute": set_attribute,
-    "swap": swap_type,
-}
 KINDS = [*ON_PLACE, *ON_FILE, *ON_ANY, *["capture"] * 5, *["restore"] * 3]
 STEPS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 9999), st.integers(0, 9999)), min_size=25, max_size=60
@@ -324,22 +172,14 @@ def test_every_captured_state_comes_back_whole(place: str | None) -> None:
         nonlocal operations
         operations += len(steps) + 4
         with tempfile.TemporaryDirectory(dir=place, prefix="tree-properties-") as directory:
-            run(World(Path(directory)), steps)
+            world = World(Path(directory))
+            try:
+                run(world, steps)
+            finally:
+                world.unlock()
 
     live()
     print(f"{operations} operations")
-
-
-def populate(world: World) -> None:
-    """Something of every kind, so that each operation finds what it works on."""
-    for path in (b"a/b", b"b", b"keep", b"cache"):
-        os.makedirs(world.root + b"/" + path)
-    for number, path in enumerate((b"in", b"a/a", b"a/b/a", b"b/a", b"b/x", b"keep/a", b"cache/a")):
-        write(world, world.root + b"/" + path, 100 + number)
-    os.link(world.root + b"/a/a", world.root + b"/a/b/b")
-    os.link(world.root + b"/a/a", world.root + b"/keep/b")
-    os.link(world.root + b"/b/a", world.root + b"/b/b")
-    os.symlink(b"a", world.root + b"/v")
 
 
 def run(world: World, steps: list[tuple[str, int, int]]) -> None:

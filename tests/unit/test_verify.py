@@ -18,7 +18,8 @@ from orchestrator.log_line import encode
 from snapshot_drivers.base import StateKind
 from snapshot_drivers.overlay.capture import Index
 from snapshot_drivers.overlay.driver import OverlayDriver
-from snapshot_drivers.store.content import ContentStore, read_index
+from snapshot_drivers.store.content import ContentStore
+from snapshot_drivers.store.pack import read_index
 from tests.unit.plain_upper import PlainUpper
 from tests.unit.run_builder import RunBuilder
 from tests.unit.test_data_dir import record_of
@@ -210,7 +211,7 @@ def test_flipped_content_is_found_with_content_and_a_lost_pack_without(verify: V
     store = kept.place.store
     pack = store / f"packs/{kept.snapshots[0]}.pack"
     raw = pack.read_bytes()
-    offset = next(offset for _, offset, length in read_index(pack) if length == 5000)
+    offset = next(place.offset + place.start for place in read_index(pack) if place.length == 5000)
     changed = bytearray(raw)
     changed[offset + 100] ^= 1
     pack.write_bytes(changed)
