@@ -122,7 +122,7 @@ def _progress_along(path: Sequence[Event]) -> dict[int, Progress]:
 
 def _intention(call: ModelCallEvent) -> str:
     """The beginning of the answer's text, else of its tool calls."""
-    answer: dict[str, Any] = next((item for item in call.messages if item.get("role") == "assistant"), {})
+    answer: dict[str, Any] = next((item for item in reversed(call.messages) if item.get("role") == "assistant"), {})
     text = _text(answer.get("content")).strip()
     if not text:
         functions = [item.get("function") or {} for item in answer.get("tool_calls") or [] if isinstance(item, dict)]

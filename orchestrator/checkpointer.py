@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -17,10 +17,9 @@ from orchestrator.errors import HostError
 from orchestrator.events import CheckpointEvent, Message, RewindIntentEvent, ToolCallEvent
 from orchestrator.guests import Guests
 from orchestrator.journal import Journal
-from orchestrator.live_path import way_back
+from orchestrator.recorded_call import RecordedCall
 from orchestrator.run_container import RunContainer
 from orchestrator.tools import Outcome
-from orchestrator.totals import totals
 from snapshot_drivers.base import (
     CaptureOptions,
     Change,
@@ -54,6 +53,8 @@ class Pending:
     shared: bool = False
     attempt: int = 1
     """Which try it was; the others were cut off, and their effects undone."""
+    call: RecordedCall | None = None
+    """Of an agent of another framework, which puts the result into its conversation itself."""
 
     @property
     def message(self) -> Message:
@@ -132,6 +133,29 @@ class Checkpointer:
         """
         return self._commit(None, kind, note, lambda: 0.0, degrade=degrade)
 
+    def capture_soon(self) -> Future[Snapshot]:
+        """A snapshot of this moment is being taken, in a thread of its own; ``commit`` makes it a checkpoint, or none.
+
+        For a request of which nobody knows yet whether it will be a breakpoint.
+        """
+        return self._pool.submit(self.capture)
+
+    def commit(self, captured: Future[Snapshot], *, kind: Kind = "model") -> CheckpointEvent:
+        """The checkpoint of the moment at which ``capture_soon`` was called stands in the log.
+
+        Raises: SnapshotError, HostError: there is no snapshot.
+        """
+        previous, waited_since = self._previous(), time.monotonic()
+        try:
+            snapshot = captured.result()
+            changes = self._changes(previous, snapshot)
+        except (SnapshotError, HostError) as error:
+            if self._on_failure == "stop":
+                raise
+            return self.journal.add(self._failed(kind, None, str(error)))
+        waited_ms = (time.monotonic() - waited_since) * 1000
+        return self.journal.add(self._taken(snapshot, kind, None, self._count_since(previous, changes), waited_ms))
+
     def settle(self, pending: Pending) -> str | None:
         """The call's line stands in the log; answers the snapshot after it (before the next call of the message).
 
@@ -183,23 +207,27 @@ class Checkpointer:
         if pending is not None:
             self._add_call(pending, snapshot.snapshot_id, changes)
         self._guests_came = False
-        return self.journal.add(
-            CheckpointEvent(
-                **self.journal.place(),
-                before=snapshot.snapshot_id,
-                after=snapshot.snapshot_id,
-                breakpoint_id=self.journal.next_breakpoint_id(),
-                checkpoint_kind=kind,
-                driver=snapshot.driver,
-                coverage=snapshot.coverage,
-                progress=totals(self.journal.events).progress,
-                note=note,
-                files_changed_count=self._count_since(previous, changes),
-                capture_ms=snapshot.capture_ms,
-                frozen_ms=snapshot.frozen_ms,
-                waited_ms=waited_ms(),
-                stored_bytes=snapshot.stored_bytes,
-            )
+        count = self._count_since(previous, changes)
+        return self.journal.add(self._taken(snapshot, kind, note, count, waited_ms()))
+
+    def _taken(
+        self, snapshot: Snapshot, kind: Kind, note: str | None, changed_count: int, waited_ms: float
+    ) -> CheckpointEvent:
+        return CheckpointEvent(
+            **self.journal.place(),
+            before=snapshot.snapshot_id,
+            after=snapshot.snapshot_id,
+            breakpoint_id=self.journal.next_breakpoint_id(),
+            checkpoint_kind=kind,
+            driver=snapshot.driver,
+            coverage=snapshot.coverage,
+            progress=self.journal.totals().progress,
+            note=note,
+            files_changed_count=changed_count,
+            capture_ms=snapshot.capture_ms,
+            frozen_ms=snapshot.frozen_ms,
+            waited_ms=waited_ms,
+            stored_bytes=snapshot.stored_bytes,
         )
 
     def _failed(self, kind: Kind, note: str | None, error: str) -> CheckpointEvent:
@@ -211,7 +239,7 @@ class Checkpointer:
             checkpoint_kind=kind,
             driver=self.driver.name,
             coverage=Coverage.of([lost]),
-            progress=totals(self.journal.events).progress,
+            progress=self.journal.totals().progress,
             note=note,
             error=error,
         )
@@ -223,7 +251,7 @@ class Checkpointer:
                 **self.journal.place(),
                 before=pending.before,
                 after=after,
-                messages=[pending.message],
+                messages=[pending.message] if pending.call is None else [],
                 call_id=pending.call_id,
                 name=pending.name,
                 arguments=pending.arguments,
@@ -236,6 +264,7 @@ class Checkpointer:
                 files_changed=changes[:FILES_LISTED_MAX],
                 files_changed_count=len(changes),
                 shared=pending.shared or (pending.ran and self._guests_came),
+                call=pending.call,
             )
         )
         self._guests_came = False
@@ -253,7 +282,7 @@ class Checkpointer:
     def _previous(self) -> str | None:
         """The snapshot of the last checkpoint on the live path that has one; ``None``: only the image came before."""
         # The way back as far as it can be read: a breakpoint from before a hole in the log must stay within reach.
-        way = way_back(self.journal.events, self.journal.head.seq)
+        way = self.journal.way_back()
         return next((event.after for event in way if isinstance(event, CheckpointEvent) and event.after), None)
 
 

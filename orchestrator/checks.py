@@ -108,7 +108,7 @@ class Probe:
             outcome = run_in_view(
                 target,
                 check.probe,
-                layers=find_layers(target).lower,
+                layers=_pristine(target),
                 helper=self._helper,
                 timeout_s=check.timeout_s,
                 output_limit_bytes=OUTPUT_LIMIT_BYTES,
@@ -122,6 +122,15 @@ class Probe:
             output=outcome.output,
             timed_out=outcome.timed_out,
         )
+
+
+def _pristine(target: Target) -> tuple[Path, ...]:
+    """The layers of the run's own image: its container may stand on an image that a snapshot added layers to.
+
+    Raises: EngineError, UnsupportedHost.
+    """
+    engines_own, *image = find_layers(target).lower
+    return engines_own, *image[-len(target.layer_ids) :]
 
 
 class ForkResult(Protocol):

@@ -132,6 +132,14 @@ class Container:
         self.engine.start(self.container_id)
         return self._init_pid()
 
+    def replace(self, image_id: str) -> Target:
+        """See ``Lifecycle``."""
+        self._kills += 1
+        self.container_id = workload.replace(self.engine, self.config, self.container_id, image_id)
+        self._launcher = Launcher(self.engine, self.container_id, self.processes)
+        self.start()
+        return self.target()
+
     def paused(self) -> bool:
         """Its user paused it. Raises: EngineError."""
         return bool(self.engine.inspect(self.container_id)["State"]["Paused"])
@@ -165,6 +173,7 @@ class Container:
             etc_files=etc_files(found),
             etc_is_new=self._etc_is_new,
             lifecycle=self,
+            workdir=self.config.workdir,
         )
 
     def exec(

@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from orchestrator.errors import Busy, HostError, LogDamaged
-from orchestrator.events import FORMAT_VERSION, EndEvent, EngineErrorEvent, Event
+from orchestrator.events import FORMAT_VERSION, CheckpointEvent, EndEvent, EngineErrorEvent, Event
 from orchestrator.log_line import BadLine, decode, encode
+from snapshot_drivers.base import Coverage
 
 RESERVE_SUFFIX: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024
@@ -62,6 +63,7 @@ class ContextLog:
         self._reserve = path.with_suffix(RESERVE_SUFFIX)
         self._size = 0
         self._next_seq = 0
+        self._coverage: Coverage | None = None
         self._opened_at = datetime.now(UTC)
         self._opened_s = time.monotonic()
 
@@ -125,7 +127,7 @@ class ContextLog:
             )
         )
         # Read back: two adjacent halves of a surrogate pair are one character to every reader.
-        written = decode(line[:-1], self.run_id)
+        written = self._shared(decode(line[:-1], self.run_id))
         size, seq, count, lines = self._size, self._next_seq, len(self.events), self.lines
         try:
             self._write(self._descriptor, line, last_words=isinstance(event, EngineErrorEvent | EndEvent), sync=sync)
@@ -184,13 +186,21 @@ class ContextLog:
                 reason = f"continues event {event.parent_seq}, which is not in the log"
                 self.damage.append(Damage(number, reason, lost=False))
             self.line_of[event.seq] = number
-            self.events.append(event)
+            self.events.append(self._shared(event))
         if torn:
             reason = f"torn: {len(torn)} bytes without an end of line (a write was cut off; the event never happened)"
             self.damage.append(Damage(len(lines) + 1, reason, torn=True))
         self.lines = len(lines)
         # A damaged line may have used a number that only it knew; numbers count lines, so it was below them.
         self._next_seq = max(max(self.line_of, default=-1) + 1, len(lines))
+
+    def _shared(self, event: Event) -> Event:
+        """The event, with the coverage of the last checkpoint where its own is equal: thousands of them are."""
+        if isinstance(event, CheckpointEvent):
+            if event.coverage == self._coverage:
+                event.coverage = self._coverage
+            self._coverage = event.coverage
+        return event
 
     def _begin_writing(self, descriptor: int) -> None:
         os.ftruncate(descriptor, self._size)

@@ -24,7 +24,6 @@ from orchestrator.desk import STOPPED, Closed, Desk
 from orchestrator.errors import Busy, HostError, OrchestratorError, UsageError
 from orchestrator.launcher import ExecResult
 from orchestrator.session import Session
-from orchestrator.totals import totals
 from orchestrator.wishes import (
     SOCKET_FILE,
     Answer,
@@ -161,7 +160,7 @@ class _Server:
         return Status(
             run_id=self._session.run_id,
             pid=os.getpid(),
-            step=totals(self._session.journal.events).steps,
+            step=self._session.journal.totals().steps,
             doing=self._desk.doing,
             since_s=round(time.monotonic() - self._desk.since, 3),
             waiting=self._desk.waiting(),

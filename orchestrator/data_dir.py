@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.context_log import sync_directory
@@ -21,8 +22,9 @@ from orchestrator.errors import HostError, UsageError
 from orchestrator.run_dir import RunDir, write_file
 
 RUNS, STORE, BIN = "runs", "store", "bin"
+ROOT_VARIABLE = "ORCHESTRATOR_DATA_DIR"
 
-HELPERS = ("launch", "enter")
+HELPERS = ("launch", "enter", "tracker")
 """The static helpers: the launcher, which is PID 1 of the containers too, and the host-side namespace helper."""
 INSTALLED_HELPERS = Path("/usr/local/lib/orchestrator")
 """Where ``deploy/helpers`` puts them."""
@@ -126,9 +128,7 @@ class DataDir:
 
         Raises: UsageError: the id is taken or malformed. HostError.
         """
-        if not _RUN_ID.fullmatch(run_id) or run_id == "last":
-            raise UsageError(f"{run_id!r} cannot be a run id: 1 to 63 of a-z, 0-9 and '-', not beginning with '-'")
-        run = RunDir(self.root / RUNS / run_id)
+        run = RunDir(self.root / RUNS / checked_run_id(run_id))
         try:
             run.path.mkdir(mode=0o700)
             sync_directory(run.path.parent)
@@ -138,6 +138,26 @@ class DataDir:
             raise HostError(f"run {run_id}: {run.path} cannot be made: {error.strerror}") from error
         write_file(run.task_path, task_text.encode())
         return run
+
+
+def default_root(environ: Mapping[str, str]) -> Path:
+    """Where runs are kept unless it is said otherwise: what the variable names, else the user's state directory."""
+    if named := environ.get(ROOT_VARIABLE):
+        return Path(named)
+    state = environ.get("XDG_STATE_HOME") or ""
+    # The XDG specification: a relative path there is to be ignored.
+    base = Path(state) if state.startswith("/") else Path("~/.local/state").expanduser()
+    return base / "orchestrator"
+
+
+def checked_run_id(run_id: str) -> str:
+    """``run_id``, which a run may have.
+
+    Raises: UsageError.
+    """
+    if not _RUN_ID.fullmatch(run_id) or run_id == "last":
+        raise UsageError(f"{run_id!r} cannot be a run id: 1 to 63 of a-z, 0-9 and '-', not beginning with '-'")
+    return run_id
 
 
 def new_run_id(task_name: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import stat
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from snapshot_drivers.criu import probe
 from snapshot_drivers.criu.gateway import DEFAULT_PREFIX
 from snapshot_drivers.errors import SnapshotError
 from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.git.repository import PATH as GIT_PATH
 
-HELPERS: Final = ("launch", "enter")
+HELPERS: Final = ("launch", "enter", "tracker")
 HELPERS_DIR: Final = Path("/usr/local/lib/orchestrator")
 """Where ``deploy/helpers`` puts them; a launch copies them into the data directory."""
 
@@ -43,6 +45,7 @@ def examine(data_dir: Path, *, connect: Callable[[], Engine] = Engine.connect) -
         _data_directory(data_dir),
         *engine_findings(data_dir, connect),
         _criu(),
+        _git(),
     ]
 
 
@@ -167,3 +170,11 @@ def _criu() -> Finding:
     if "SYS_RESOURCE" in host.missing_capabilities(also={"SYS_RESOURCE": 24}):
         found += "; root lacks CAP_SYS_RESOURCE, so processes of other users are not captured"
     return Finding(name="criu", ok=True, found=found, needed=False)
+
+
+def _git() -> Finding:
+    place = shutil.which("git", path=GIT_PATH)
+    if place is None:
+        remedy = "install git (deploy/packages git); only `driver: git` needs it"
+        return Finding(name="git", ok=None, found=f"not in {GIT_PATH}", remedy=remedy, needed=False)
+    return Finding(name="git", ok=True, found=f"{place}, for `driver: git`", needed=False)

@@ -21,6 +21,7 @@ from orchestrator.container_config import LABEL_DATA_DIR, LABEL_ROLE, LABEL_RUN,
 from orchestrator.engine_connection import EngineConnection, NoSuchObject, RemovalUnderWay, Unreachable
 from orchestrator.engine_stream import AttachedStream, ExecStream
 from orchestrator.errors import HostError
+from snapshot_drivers.commit.engine import snapshot_of
 from snapshot_drivers.errors import ContainerNotRunning
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ HELD_IMAGES: Final = "orchestrator-run"
 """Repository of the tags that keep the images of runs from being removed."""
 
 _STOP_S: Final = 30
+_RUNS: Final = ("running", "paused", "restarting")
 _BUILD_S: Final = 3600
 
 
@@ -191,6 +193,13 @@ class Engine(EngineConnection):
                     raise
                 time.sleep(0.05)
 
+    def rename(self, container: str, name: str) -> None:
+        """It has that name.
+
+        Raises: EngineError: also when the name is taken.
+        """
+        self._call(f"rename container {container} to {name}", self._api.rename, container, name)
+
     def inspect(self, container: str) -> dict[str, Any]:
         """What the engine knows of a container.
 
@@ -317,13 +326,13 @@ class Engine(EngineConnection):
         """
         self._gone(f"remove volume {name}", self._api.remove_volume, name)
 
-    def users_of_volume(self, name: str) -> list[str]:
-        """Names of all containers, running or not, that mount the volume.
+    def users_of_volume(self, name: str) -> dict[str, bool]:
+        """Names of all containers that mount the volume, and whether each runs.
 
         Raises: EngineError.
         """
         found = self._read("list containers", self._api.containers, all=True, filters={"volume": name})
-        return [_name(item) for item in found]
+        return {_name(item): item["State"] in _RUNS for item in found}
 
     def list_ours(self, *, run_id: str | None = None, data_dir: Path | None = None) -> list[OurContainer]:
         """Containers with our labels, of one run or data directory if given, running or not.
@@ -339,7 +348,7 @@ class Engine(EngineConnection):
                 run_id=item["Labels"].get(LABEL_RUN, ""),
                 role=item["Labels"].get(LABEL_ROLE, ""),
                 data_dir=item["Labels"].get(LABEL_DATA_DIR, ""),
-                running=item["State"] in ("running", "paused"),
+                running=item["State"] in _RUNS,
             )
             for item in found
         ]
@@ -352,6 +361,22 @@ class Engine(EngineConnection):
         filters = {"label": _label_filters(run_id, data_dir)}
         answer = self._read("list volumes", self._api.volumes, filters=filters)
         return [str(volume["Name"]) for volume in answer.get("Volumes") or ()]
+
+    def list_our_image_tags(self, *, run_id: str, data_dir: Path) -> list[str]:
+        """Names of the images that snapshots of containers with these labels are.
+
+        Raises: EngineError.
+        """
+        filters = {"label": _label_filters(run_id, data_dir)}
+        found = self._read("list images", self._api.images, filters=filters)
+        return [str(tag) for image in found for tag in image.get("RepoTags") or () if snapshot_of(tag) is not None]
+
+    def remove_image(self, tag: str) -> None:
+        """The image has that name no more, and is gone where nothing else needs it. Repeatable.
+
+        Raises: EngineError.
+        """
+        self._gone(f"remove image {tag}", self._api.remove_image, tag)
 
     def _pull(self, reference: str) -> None:
         name = reference if ":" in reference.rsplit("/", 1)[-1] or "@" in reference else f"{reference}:latest"

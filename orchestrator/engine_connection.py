@@ -6,7 +6,7 @@ The SDK is imported when a connection is made, not before: commands that need no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
@@ -39,6 +39,9 @@ class RemovalUnderWay(EngineError):
 class EngineConnection:
     """A connection to one engine. May be used from several threads."""
 
+    request_s: ClassVar[int] = _REQUEST_S
+    """How long the engine may be silent."""
+
     def __init__(self, api: APIClient) -> None:
         from docker.errors import DockerException, NotFound
         from requests.exceptions import ConnectionError as NoConnection
@@ -61,7 +64,7 @@ class EngineConnection:
 
         url = base_url or DEFAULT_URL
         try:
-            return cls(APIClient(base_url=url, version="auto", timeout=_REQUEST_S))
+            return cls(APIClient(base_url=url, version="auto", timeout=cls.request_s))
         except (DockerException, RequestException, OSError, ValueError) as error:
             raise HostError(
                 f"no container engine answers at {url} ({_reason(error)}): start it (systemctl start docker), "

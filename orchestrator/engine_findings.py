@@ -20,6 +20,8 @@ from snapshot_drivers.errors import SnapshotError
 BASE_IMAGE: Final = "orchestrator-base:latest"
 """What ``deploy/base-image`` makes."""
 
+_WAY_OUT: Final = "launch with --driver commit: slower, without volumes, and only scratch checks"
+"""For engines of which this host cannot reach the layers."""
 _LEAST_FREE_BYTES: Final = 2 * 2**30
 _NO_ENGINE: Final = "not looked at: no engine answers"
 
@@ -65,8 +67,8 @@ def _tried(name: str, trial: Callable[[], Finding]) -> Finding:
 def _mode(facts: EngineFacts) -> Finding:
     options = ", ".join(facts.security_options) or "none"
     for option, remedy in (
-        ("rootless", "use an engine that runs as root"),
-        ("userns", "start the engine without userns-remap"),
+        ("rootless", f"use an engine that runs as root, or {_WAY_OUT}"),
+        ("userns", f"start the engine without userns-remap, or {_WAY_OUT}"),
     ):
         if any(f"name={option}" in text or text == option for text in facts.security_options):
             return Finding(name="engine mode", ok=False, found=f"security options: {options}", remedy=remedy)
@@ -77,7 +79,10 @@ def _storage(facts: EngineFacts) -> Finding:
     found = f"{facts.storage_driver} in {facts.data_root}"
     if facts.storage_driver in ("overlay2", "overlayfs"):
         return Finding(name="storage driver", ok=True, found=found)
-    remedy = "put the engine's data root on ext4 or xfs (not on an overlay) and start it with --storage-driver overlay2"
+    remedy = (
+        "put the engine's data root on ext4 or xfs (not on an overlay) and start it with --storage-driver overlay2, or "
+        f"{_WAY_OUT}"
+    )
     return Finding(name="storage driver", ok=False, found=found, remedy=remedy)
 
 

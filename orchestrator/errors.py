@@ -4,7 +4,9 @@ OrchestratorError                   6
 ├── TaskError                       2   task.yaml is wrong: file, line, field
 ├── UsageError                      2   a command asked for something that is not there (run, breakpoint)
 ├── Refused                         3   it could be done, but not without an explicit flag
+│   └── Divergence                  3   a harness that runs again does not do what it did
 ├── LogDamaged                      4   the context log cannot be read where it matters
+├── ArchiveRefused                  4   the archive is damaged, or says what none of ours says
 ├── Busy                            5   another orchestrator holds the run
 ├── HostError                       6   engine or host: missing, unreachable, refused
 │   └── ContainerLost               6   a restore failed, and so did putting the container back
@@ -40,8 +42,18 @@ class Refused(OrchestratorError):
     exit_code = 3
 
 
+class Divergence(Refused):
+    """A harness that runs again does not do what its log says: nothing was sent, and nothing was run."""
+
+
 class LogDamaged(OrchestratorError):
     """The context log is damaged where it is needed; the message names file and line."""
+
+    exit_code = 4
+
+
+class ArchiveRefused(OrchestratorError):
+    """The archive is damaged or hostile; the message begins with the member's name. Nothing was taken from it."""
 
     exit_code = 4
 

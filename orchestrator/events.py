@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from orchestrator.recorded_call import RecordedCall
 from snapshot_drivers.base import Change, Coverage
 
 FORMAT_VERSION = 1
@@ -83,6 +84,8 @@ class ModelStartEvent(EventBase):
     """
 
     kind: Literal["model_start"] = "model_start"
+    call: RecordedCall | None = None
+    """Of an agent of another framework."""
 
 
 class FailedTry(BaseModel):
@@ -123,6 +126,8 @@ class ModelCallEvent(EventBase):
     """Requests sent until this answer came, those that were lost with a process included."""
     failed_tries: list[FailedTry] = Field(default_factory=list)
     """Those before the answer, in order."""
+    call: RecordedCall | None = None
+    """Of an agent of another framework, whose ``response`` is an ``outcome`` and may be an error that was raised."""
 
 
 class ModelFailureEvent(EventBase):
@@ -147,6 +152,8 @@ class ToolStartEvent(EventBase):
     position: int
     """Its place among the calls of that answer, from 0."""
     name: str
+    call: RecordedCall | None = None
+    """Of an agent of another framework: no answer asked for it that is known, so ``answer_seq`` is the head's."""
 
 
 class ToolCallEvent(EventBase):
@@ -171,6 +178,8 @@ class ToolCallEvent(EventBase):
     files_changed_count: int = 0
     shared: bool = False
     """Something else ran in the container meanwhile, so not every change need be this tool's."""
+    call: RecordedCall | None = None
+    """Of an agent of another framework, which puts the result into its conversation itself."""
 
 
 class SubmissionEvent(EventBase):
@@ -227,6 +236,7 @@ class RewindEvent(EventBase):
     memory: str
     restore_ms: float
     verified: str
+    container_id: str | None = None
 
 
 class RestoreEvent(EventBase):
@@ -264,6 +274,16 @@ class NoteEvent(EventBase):
     text: str
 
 
+class CollectEvent(EventBase):
+    """``gc`` removes these snapshots, by the run's retention: their breakpoints cannot be restored any more.
+
+    Written before they are removed, while nobody drives the run; it moves no head, and no time of the run passes.
+    """
+
+    kind: Literal["collect"] = "collect"
+    snapshots: list[str]
+
+
 class EngineErrorEvent(EventBase):
     """The engine failed; never a tool's result. ``cost_usd``: of an answer that had to be dropped."""
 
@@ -295,6 +315,7 @@ Event = Annotated[
     | RestoreEvent
     | ResumeEvent
     | NoteEvent
+    | CollectEvent
     | EngineErrorEvent
     | EndEvent,
     Field(discriminator="kind"),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar, cast
 
 from orchestrator.context_log import ContextLog
 from orchestrator.errors import LogDamaged
 from orchestrator.events import EVENT, Event, Message, NoteEvent
-from orchestrator.lineage import next_breakpoint_id
-from orchestrator.live_path import head, live_path, messages
+from orchestrator.live_path import messages, path_to
 from orchestrator.observer import Observer
+from orchestrator.standing import Standing
 from orchestrator.task import redact
-from orchestrator.totals import totals
+from orchestrator.totals import Totals
 from snapshot_drivers.crash_points import reached
 
 E = TypeVar("E", bound=Event)
@@ -33,6 +33,7 @@ class Journal:
         self.log = log
         self._observer = observer
         self._secrets = secrets
+        self._standing = Standing(log.events)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -45,14 +46,26 @@ class Journal:
 
         Raises: LogDamaged: the run's first line cannot be read.
         """
-        found = head(self.events)
+        found = self._standing.head
         if found is None:
             raise LogDamaged(f"{self.log.path}: the first line cannot be read, so the run cannot go on: restore a copy")
         return found
 
     def path(self) -> list[Event]:
         """The live path, oldest first."""
-        return live_path(self.events, self.head.seq)
+        return path_to(self._standing.by_seq, self.head.seq)
+
+    def way_back(self) -> Iterator[Event]:
+        """The head and the events that it continues, newest first, as far as they can be read."""
+        return self._standing.way_back(self.head.seq)
+
+    def totals(self) -> Totals:
+        """What the run has used so far."""
+        return self._standing.totals()
+
+    def requests_lost_now(self) -> int:
+        """How many requests for the answer that is awaited now were lost with the processes that sent them."""
+        return self._standing.requests_lost_now()
 
     def conversation(self) -> list[Message]:
         """The messages of the live path."""
@@ -60,11 +73,12 @@ class Journal:
 
     def place(self) -> Place:
         """Right after the head, in the present step."""
-        return Place(step=totals(self.events).steps, parent_seq=self.head.seq)
+        return Place(step=self.totals().steps, parent_seq=self.head.seq)
 
     def next_breakpoint_id(self) -> int:
         """The number of the next checkpoint: one that no line had, readable or not."""
-        return next_breakpoint_id(self.events, self.log.lost_lines_after)
+        number, seq = self._standing.newest_checkpoint
+        return number + 1 + self.log.lost_lines_after(seq)
 
     def now(self) -> datetime:
         """The time by the clock of the log, which nobody sets; aware UTC."""
@@ -76,7 +90,7 @@ class Journal:
         Raises: HostError: it could not be written.
         """
         if self._secrets:
-            event = cast(E, EVENT.validate_python(self._redacted(event.model_dump(mode="python"))))
+            event = cast(E, EVENT.validate_python(self.redacted_value(event.model_dump(mode="python"))))
         written = cast(E, self.log.append(event))
         reached("after-log-line")
         self._observer.event(written)
@@ -88,7 +102,7 @@ class Journal:
         Raises: HostError: it could not be written.
         """
         if self._secrets:
-            event = cast(E, EVENT.validate_python(self._redacted(event.model_dump(mode="python"))))
+            event = cast(E, EVENT.validate_python(self.redacted_value(event.model_dump(mode="python"))))
         return cast(E, self.log.append(event, sync=False))
 
     def note(self, text: str, *, say: Sequence[Message] = (), after: Event | None = None) -> NoteEvent:
@@ -102,11 +116,12 @@ class Journal:
         """``text`` without the values of secrets."""
         return redact(text, self._secrets)
 
-    def _redacted(self, value: Any) -> Any:
+    def redacted_value(self, value: Any) -> Any:
+        """A JSON value without the values of secrets; keys are left as they are."""
         if isinstance(value, str):
             return redact(value, self._secrets)
         if isinstance(value, dict):
-            return {key: self._redacted(inner) for key, inner in value.items()}
+            return {key: self.redacted_value(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self._redacted(inner) for inner in value]
+            return [self.redacted_value(inner) for inner in value]
         return value

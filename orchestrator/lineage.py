@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.candidates import Candidate, candidates
+from orchestrator.collected import collected
 from orchestrator.errors import LogDamaged, UsageError
 from orchestrator.events import (
     CheckpointEvent,
@@ -91,6 +92,8 @@ class BreakpointRow(BaseModel):
     waited_ms: float
     stored_bytes: int
     coverage: Coverage
+    collected: str | None = None
+    """When ``gc`` removed its snapshot, by the retention of the run: it cannot be restored any more."""
     damaged: str | None = None
     """Why it cannot be restored although it was whole once: its context cannot be read, or its snapshot is gone."""
 
@@ -145,34 +148,48 @@ def checkpoints(events: Sequence[Event]) -> list[BreakpointRow]:
     at = head(events)
     live = {event.seq for event in way_back(events, at.seq)} if at is not None else set()
     broken = broken_ways(events)
+    gone = collected(events)
     nearest: dict[int, int | None] = {}
     for event in events:
         above = nearest.get(event.parent_seq) if event.parent_seq is not None else None
         nearest[event.seq] = event.breakpoint_id if isinstance(event, CheckpointEvent) else above
     found = checkpoint_events(events)
     stands_at = max((event.seq for event in found if event.seq in live), default=None)
-    return [
-        BreakpointRow(
-            breakpoint_id=event.breakpoint_id,
+    rows = (
+        row_of(
+            event,
             parent_id=nearest.get(event.parent_seq) if event.parent_seq is not None else None,
-            kind=event.checkpoint_kind,
-            step=event.step,
-            created_at=event.at,
-            driver=event.driver,
-            snapshot_id=event.after,
             live=event.seq in live,
             head=event.seq == stands_at,
-            note=event.note if event.error is None else event.error,
-            progress=event.progress,
-            files_changed=event.files_changed_count,
-            capture_ms=event.capture_ms,
-            waited_ms=event.waited_ms,
-            stored_bytes=event.stored_bytes,
-            coverage=event.coverage,
-            damaged=broken_way(broken.get(event.seq)),
         )
         for event in found
+    )
+    return [
+        row.model_copy(update={"collected": gone.get(event.after or ""), "damaged": broken_way(broken.get(event.seq))})
+        for event, row in zip(found, rows, strict=True)
     ]
+
+
+def row_of(event: CheckpointEvent, *, parent_id: int | None, live: bool, head: bool) -> BreakpointRow:
+    """The row of one checkpoint that is whole."""
+    return BreakpointRow(
+        breakpoint_id=event.breakpoint_id,
+        parent_id=parent_id,
+        kind=event.checkpoint_kind,
+        step=event.step,
+        created_at=event.at,
+        driver=event.driver,
+        snapshot_id=event.after,
+        live=live,
+        head=head,
+        note=event.note if event.error is None else event.error,
+        progress=event.progress,
+        files_changed=event.files_changed_count,
+        capture_ms=event.capture_ms,
+        waited_ms=event.waited_ms,
+        stored_bytes=event.stored_bytes,
+        coverage=event.coverage,
+    )
 
 
 def broken_way(last_readable: Event | None) -> str | None:

@@ -31,13 +31,18 @@ class LiteLLM(NamedTuple):
         return {"client": self.handler} if model_name.split("/")[0] in _OWN_CLIENT else {}
 
 
-@functools.cache
-def import_litellm() -> LiteLLM:
-    """LiteLLM, set up once a process. The import takes seconds."""
+def prepare_import() -> None:
+    """LiteLLM may be imported: it fetches nothing and says nothing then. Repeatable."""
     # LiteLLM reads this at import and fetches a price list from the network without it.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     # Its own types make pydantic warn about them, at import and at the first call; a run's output is no place for that.
     warnings.filterwarnings("ignore", message=r".*TypedDict class .*`ReadOnly` qualifier", category=UserWarning)
+
+
+@functools.cache
+def import_litellm() -> LiteLLM:
+    """LiteLLM, set up once a process. The import takes seconds."""
+    prepare_import()
     import litellm
     import openai
     from litellm.llms.custom_httpx.http_handler import HTTPHandler

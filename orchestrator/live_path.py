@@ -6,7 +6,7 @@ parents back to ``run``. A rewind starts a new branch, so what was abandoned lie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.errors import LogDamaged
 from orchestrator.events import (
@@ -35,17 +35,31 @@ def head(events: Sequence[Event]) -> Event | None:
     An event whose parent is lost moves it too: the run did go on there, and ``live_path`` then says that the way is
     broken, where going on from before the hole would pair an old context with a newer container.
     """
-    at: Event | None = None
-    seen: set[int] = set()
+    search = HeadSearch()
     for event in events:
+        search.add(event)
+    return search.at
+
+
+class HeadSearch:
+    """The head of a log, event by event."""
+
+    def __init__(self) -> None:
+        self.at: Event | None = None
+        """The head, after the events so far."""
+        self.by_seq: dict[int, Event] = {}
+        """These events, by their numbers."""
+
+    def add(self, event: Event) -> None:
+        """The next event of the log."""
+        at = self.at
         if isinstance(event, RunEvent):
-            at = at or event
+            self.at = at or event
         elif isinstance(event, RewindEvent | RestoreEvent) or (
-            _continues(event) and (at is None or event.parent_seq == at.seq or event.parent_seq not in seen)
+            _continues(event) and (at is None or event.parent_seq == at.seq or event.parent_seq not in self.by_seq)
         ):
-            at = event
-        seen.add(event.seq)
-    return at
+            self.at = event
+        self.by_seq[event.seq] = event
 
 
 def _continues(event: Event) -> bool:
@@ -62,7 +76,11 @@ def live_path(events: Sequence[Event], head_seq: int) -> list[Event]:
 
     Raises: LogDamaged: an event on the way is not in the log.
     """
-    by_seq = {event.seq: event for event in events}
+    return path_to({event.seq: event for event in events}, head_seq)
+
+
+def path_to(by_seq: Mapping[int, Event], head_seq: int) -> list[Event]:
+    """As ``live_path``, of events by their numbers."""
     path: list[Event] = []
     seq: int | None = head_seq
     child = "the head"
@@ -83,7 +101,11 @@ def live_path(events: Sequence[Event], head_seq: int) -> list[Event]:
 
 def way_back(events: Sequence[Event], seq: int) -> Iterator[Event]:
     """The event numbered ``seq`` and those that it continues, newest first, as far as they can be read."""
-    by_seq = {event.seq: event for event in events}
+    return back_from({event.seq: event for event in events}, seq)
+
+
+def back_from(by_seq: Mapping[int, Event], seq: int) -> Iterator[Event]:
+    """As ``way_back``, of events by their numbers."""
     at = by_seq.get(seq)
     while at is not None:
         yield at

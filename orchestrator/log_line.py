@@ -61,6 +61,11 @@ def decode(line: bytes, run_id: str) -> Event:
     return event
 
 
+def is_checked(line: bytes) -> bool:
+    """The line carries a checksum."""
+    return _CRC.search(line) is not None
+
+
 def _as_note(data: dict[str, Any]) -> dict[str, Any]:
     """An event of an unknown kind as a note in its place, so that chains of parents through it stay whole."""
     base = {key: data.get(key) for key in ("v", "seq", "run_id", "at", "step", "parent_seq", "before", "after")}

@@ -13,7 +13,7 @@ from typing import Any, Final
 from orchestrator.container_config import ContainerConfig, VolumeMount
 from orchestrator.engine import Engine
 from orchestrator.policy import SHARED_MEMORY
-from snapshot_drivers.base import Mount, StateKind
+from snapshot_drivers.base import Mount, Sharer, StateKind
 from snapshot_drivers.overlay.layers import containerd_mount_point, is_mounted, mounted_layers
 
 _ETC: Final = (
@@ -71,7 +71,7 @@ def mounts(engine: Engine, config: ContainerConfig, inspected: dict[str, Any]) -
 def _volume(engine: Engine, config: ContainerConfig, item: dict[str, Any], path: str) -> Mount:
     name = str(item["Name"])
     declared = next((volume for volume in config.volumes if volume.name == name), None)
-    reason = _why_not_captured(engine, config, declared, name)
+    reason = _why_not_captured(engine, declared, name)
     return Mount(
         kind=StateKind.VOLUME,
         path=path,
@@ -79,10 +79,11 @@ def _volume(engine: Engine, config: ContainerConfig, item: dict[str, Any], path:
         name=name,
         capture=reason is None,
         reason=reason,
+        shared_with=_sharers(engine, config, name) if reason is None else (),
     )
 
 
-def _why_not_captured(engine: Engine, config: ContainerConfig, declared: VolumeMount | None, name: str) -> str | None:
+def _why_not_captured(engine: Engine, declared: VolumeMount | None, name: str) -> str | None:
     if declared is None:
         return "the task does not name this volume"
     if not declared.restore:
@@ -91,11 +92,13 @@ def _why_not_captured(engine: Engine, config: ContainerConfig, declared: VolumeM
         return None
     found = engine.volume(name) or {}
     if found.get("Driver") != "local" or found.get("Options"):
-        return "only plain local volumes are captured"
-    others = [user for user in engine.users_of_volume(name) if user != config.name]
-    if others:
-        return f"other containers use it, too: {', '.join(sorted(others))}"
+        return "only plain local volumes are captured; what of it outlives a restart is its driver's matter"
     return None
+
+
+def _sharers(engine: Engine, config: ContainerConfig, name: str) -> tuple[Sharer, ...]:
+    users = engine.users_of_volume(name)
+    return tuple(Sharer(user, running) for user, running in sorted(users.items()) if user != config.name)
 
 
 def _bind(config: ContainerConfig, item: dict[str, Any], path: str) -> Mount:

@@ -48,6 +48,9 @@ CREDENTIAL_PARAMETERS = frozenset(
 )  # fmt: skip
 """Model parameters that a task may not carry, since all parameters are logged. Keys come from the environment."""
 
+HOST_OPTIONS = frozenset({"prefix"})
+"""Options of snapshot drivers that say where on this host something is that they run."""
+
 OWN_PARAMETERS = {
     "api_base": "use model.api_base",
     "base_url": "use model.api_base",
@@ -162,6 +165,18 @@ def overlap_problems(mounts: list[tuple[tuple[str | int, ...], str]]) -> list[Pr
             if is_within(path, other) or is_within(other, path):
                 found.append(Problem(loc, f"{path} overlaps the mount at {other}: mounts may not lie in one another"))
                 break
+    return found
+
+
+def contradictions(excluded: Iterable[str], volatile: Iterable[str]) -> list[Problem]:
+    """Volatile paths, which a restore deletes, at, above or below excluded ones, which it leaves as they are."""
+    left = tuple(excluded)
+    found = []
+    for index, path in enumerate(volatile):
+        for other in left:
+            if is_within(path, other) or is_within(other, path):
+                message = f"{path} would be deleted on a restore, but {other} is excluded from it: name one of the two"
+                found.append(Problem(("snapshots", "volatile", index), message))
     return found
 
 

@@ -34,6 +34,15 @@ class TakenUp(NamedTuple):
 def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
     """Conversation and container are at the run's head; ``raised``: limits, by name, for the rest of the run.
 
+    Raises: as ``put_at_head``.
+    """
+    point = put_at_head(session, raised)
+    return TakenUp() if point is None else _told(session, point)
+
+
+def put_at_head(session: Session, raised: Mapping[str, int | float]) -> ResumePoint | None:
+    """The container is where the run's head is; ``None``: it was set up anew, since nothing had been done in it.
+
     ``session`` was opened with ``resume``. A rewind or restore that was cut off has been finished.
 
     Raises: RestoreRefused: the state at the head was not captured. TaskError: the set-up, run again, failed.
@@ -44,7 +53,7 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
     point = resume_point(journal.events)
     if not journal.events and not session.log.damage:
         session.begin()
-        return TakenUp()
+        return None
     journal.add(
         ResumeEvent(
             **journal.place(),
@@ -60,7 +69,7 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
     session.limit(limits_now(session.spec.limits, journal.events))
     if point.before_first_step:
         session.set_up()
-        return TakenUp()
+        return None
     session.observer.status("putting the container where the run stands")
     finished = session.rewinder.finish_unfinished()
     point = resume_point(journal.events)
@@ -71,16 +80,23 @@ def take_up(session: Session, raised: Mapping[str, int | float]) -> TakenUp:
         )
     if finished is None:
         session.rewinder.reinstate(point.snapshot_id)
-    return _told(session, point, point.snapshot_id)
+    return point
 
 
-def _told(session: Session, point: ResumePoint, snapshot_id: str) -> TakenUp:
+def news_of_restart(session: Session, point: ResumePoint) -> str | None:
+    """What the agent must be told of its container's restart; ``None``: it lost nothing, or knows."""
+    if point.programs_told or point.snapshot_id is None:
+        return None
+    return restart_text(session.driver.load(point.snapshot_id).coverage)
+
+
+def _told(session: Session, point: ResumePoint) -> TakenUp:
     """The conversation says what the agent lost; inside a step its next result does: no message may come before it."""
     journal, step = session.journal, point.step
     if step is not None and not step.answer.messages[0].get("tool_calls"):
         journal.note("the answer called no tool", say=[nudge(step.answer.finish_reason, step.answer.messages[0])])
         step = None
-    text = None if point.programs_told else restart_text(session.driver.load(snapshot_id).coverage)
+    text = news_of_restart(session, point)
     if text is None or step is not None:
         return TakenUp(point.at_breakpoint, step, text)
     journal.note(RESTARTED, say=[{"role": "user", "content": text}])

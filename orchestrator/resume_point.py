@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,13 +88,15 @@ def _open_step(path: Sequence[Event]) -> OpenStep | None:
 
 def tries(events: Sequence[Event], answer_seq: int, position: int) -> int:
     """How often the call at that place of the answer was begun, tries that a crash cut off included."""
+    after = itertools.takewhile(lambda event: event.seq != answer_seq, reversed(events))
     return sum(
         isinstance(event, ToolStartEvent) and (event.answer_seq, event.position) == (answer_seq, position)
-        for event in events
+        for event in after
     )
 
 
 def last_container_id(events: Sequence[Event]) -> str | None:
     """The engine's id of the container that the run last had; ``None``: its log does not say."""
-    ids = (event.container_id for event in reversed(events) if isinstance(event, RunEvent | RestoreEvent | ResumeEvent))
+    kinds = RunEvent | RewindEvent | RestoreEvent | ResumeEvent
+    ids = (event.container_id for event in reversed(events) if isinstance(event, kinds))
     return next((found for found in ids if found is not None), None)

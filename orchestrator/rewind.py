@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.checkpointer import Checkpointer
+from orchestrator.collected import collected
 from orchestrator.errors import ContainerLost, HostError, LogDamaged, UsageError
 from orchestrator.events import CheckpointEvent, EngineErrorEvent, RestoreEvent, RewindEvent, RewindIntentEvent
 from orchestrator.lineage import find_checkpoint
@@ -102,6 +103,11 @@ class Rewinder:
         target = find_checkpoint(self._journal.events, breakpoint_id)
         if target.after is None:
             raise UsageError(f"breakpoint {breakpoint_id} has no snapshot ({target.error}): choose another one")
+        if when := collected(self._journal.events).get(target.after):
+            raise RestoreRefused(
+                f"the snapshot of breakpoint {breakpoint_id} was collected by gc ({when}), by the run's retention: "
+                "choose a breakpoint that is there (see: orchestrator breakpoints RUN)"
+            )
         live_path(self._journal.events, target.seq)  # without its conversation the container must not move either
         return target
 
@@ -196,6 +202,7 @@ class Rewinder:
                 memory=memory,
                 restore_ms=report.restore_ms,
                 verified=report.verified,
+                container_id=self._checkpointer.container.container_id,
             )
         )
 

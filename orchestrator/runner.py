@@ -35,7 +35,6 @@ from orchestrator.resume import TakenUp
 from orchestrator.session import Session
 from orchestrator.step import Step, has_calls
 from orchestrator.tools import schemas
-from orchestrator.totals import requests_lost_now, totals
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import SnapshotError
 
@@ -133,7 +132,7 @@ def stop(session: Session) -> RunResult:
 
     Raises: HostError: the log cannot be written, or the container cannot be removed.
     """
-    return finish(session, _last_breakpoint(session, None, _STOP))
+    return finish(session, last_breakpoint(session, None, _STOP))
 
 
 _LATE_S = 3.0
@@ -174,7 +173,7 @@ class Runner:
             pending = self._serve_between_steps(pending)
             at_breakpoint = at_breakpoint and isinstance(self._journal.head, CheckpointEvent)
             if (end := self._ending()) is not None:
-                return end if at_breakpoint else _last_breakpoint(self._session, pending, end)
+                return end if at_breakpoint else last_breakpoint(self._session, pending, end)
             conversation = self._journal.conversation() + ([pending.message] if pending else [])
             self._journal.mark(ModelStartEvent(**self._journal.place()))
             request = self._ask(conversation) if at_breakpoint else self._ask_at_new_breakpoint(conversation, pending)
@@ -208,7 +207,7 @@ class Runner:
                 parameters=error.parameters,
                 request_digest=error.request_digest,
                 text=str(error),
-                attempts=len(error.tries) + requests_lost_now(self._journal.events),
+                attempts=len(error.tries) + self._journal.requests_lost_now(),
                 failed_tries=self._tries(error.tries),
             )
         )
@@ -247,7 +246,9 @@ class Runner:
         return pending
 
     def _look_at_the_clock(self) -> None:
-        left_s = time_left_s(self._journal.events, self._session.spec.limits, self._journal.now())
+        left_s = time_left_s(
+            self._journal.events, self._session.spec.limits, self._journal.now(), self._journal.totals()
+        )
         self._desk.deadline = None if left_s is None else time.monotonic() + left_s
 
     def _ask_at_new_breakpoint(self, conversation: list[Message], pending: Pending | None) -> ModelRequest:
@@ -262,7 +263,7 @@ class Runner:
         return request
 
     def _ask(self, conversation: list[Message]) -> ModelRequest:
-        step = totals(self._journal.events).steps + 1
+        step = self._journal.totals().steps + 1
         self._observer.thinking(step)
         self._desk.do(f"step {step}: the model is thinking")
         reached("before-model-call")
@@ -297,7 +298,7 @@ class Runner:
 
     def _breakpoint(self) -> CheckpointEvent:
         """Where the run stands: the breakpoint of the answered request, or a newer one that the operator took."""
-        return next(event for event in reversed(self._journal.path()) if isinstance(event, CheckpointEvent))
+        return next(event for event in self._journal.way_back() if isinstance(event, CheckpointEvent))
 
     def _record(self, answer: Completion, checkpoint: CheckpointEvent) -> ModelCallEvent:
         """The answer's line, followed by the nudge's where it called no tool."""
@@ -322,7 +323,7 @@ class Runner:
                 usage=answer.usage,
                 cost_usd=answer.cost_usd,
                 latency_ms=answer.latency_ms,
-                attempts=answer.attempts + requests_lost_now(self._journal.events),
+                attempts=answer.attempts + self._journal.requests_lost_now(),
                 failed_tries=self._tries(answer.failed_tries),
             )
         )
@@ -339,13 +340,13 @@ class Runner:
 
     def _ending(self) -> Ending | None:
         limits = self._session.spec.limits
-        found = ending(self._journal.events, self._journal.path(), limits, self._journal.now())
+        found = ending(self._journal.events, self._journal.path(), limits, self._journal.now(), self._journal.totals())
         if found is None and (reason := self._desk.cut()) is not None:
             return _STOP if reason == STOPPED else Ending("failed", LIMIT_TIME, "the wall time is used up")
         return found
 
 
-def _last_breakpoint(session: Session, pending: Pending | None, end: Ending) -> Ending:
+def last_breakpoint(session: Session, pending: Pending | None, end: Ending) -> Ending:
     """``end``, with the container's last state in a checkpoint; where that fails, the container is kept."""
     try:
         with session.checkpointer.begin(pending, note=f"the end: {end.status}") as breakpoint_taken:
@@ -358,7 +359,7 @@ def _last_breakpoint(session: Session, pending: Pending | None, end: Ending) -> 
 
 
 def _result(session: Session, status: str, reason: str | None, *, removed: bool) -> RunResult:
-    used = totals(session.journal.events)
+    used = session.journal.totals()
     unknown = used.cost_unknown and used.cost_unknown == used.steps
     return RunResult(
         run_id=session.run_id,

@@ -21,12 +21,12 @@ from orchestrator.daemons import start_daemons
 from orchestrator.data_dir import DataDir, new_run_id
 from orchestrator.engine import Engine
 from orchestrator.errors import LogDamaged, OrchestratorError
-from orchestrator.events import EndEvent, RunEvent
+from orchestrator.events import CheckpointEvent, EndEvent, RunEvent
 from orchestrator.fork import scratch_copy
 from orchestrator.guests import Guests
 from orchestrator.journal import Journal
 from orchestrator.launcher import Cut, ExecResult, never
-from orchestrator.lineage import BreakpointRow, checkpoints
+from orchestrator.lineage import BreakpointRow, checkpoints, row_of
 from orchestrator.observer import Observer
 from orchestrator.reattach import reattach, reattach_to_resume
 from orchestrator.restored import RestoredProcesses, RestoreResult, restored_processes
@@ -39,7 +39,7 @@ from orchestrator.setup import run_setup
 from orchestrator.stored import why_lost
 from orchestrator.task import Limits, LoadedTask, load_recorded, recorded_text
 from orchestrator.tools import schemas
-from snapshot_drivers.base import CaptureOptions, Coverage, SnapshotDriver
+from snapshot_drivers.base import Coverage, SnapshotDriver
 from snapshot_drivers.errors import SnapshotError
 from snapshot_drivers.registry import make_driver
 
@@ -80,9 +80,13 @@ class Session:
         self.cut: Cut = never
         """Asked while a command or a check runs: why it has to end now. The driver sets it."""
         snapshots = self.spec.snapshots
-        options = CaptureOptions(excluded=snapshots.excluded, volatile=snapshots.volatile)
         self.checkpointer = Checkpointer(
-            driver, container, self.journal, options, on_failure=snapshots.on_failure, guests=self.guests
+            driver,
+            container,
+            self.journal,
+            snapshots.capture_options(),
+            on_failure=snapshots.on_failure,
+            guests=self.guests,
         )
         self.rewinder = Rewinder(
             self.checkpointer,
@@ -204,11 +208,11 @@ class Session:
                 step=0,
                 parent_seq=None,
                 task=self.spec.redacted(),
-                tools=schemas(self.spec.strategy),
+                tools=[] if self.spec.agent.recorded else schemas(self.spec.strategy),
                 driver=self.driver.name,
                 container=self.container.name,
                 container_id=self.container.container_id,
-                messages=first_messages(self.spec),
+                messages=[] if self.spec.agent.recorded else first_messages(self.spec),
             )
         )
         self.set_up()
@@ -288,7 +292,13 @@ class Session:
 
         Raises: SnapshotError, HostError.
         """
-        return self._row_of(self.checkpointer.checkpoint("manual", note=note).breakpoint_id)
+        taken = self.checkpointer.checkpoint("manual", note=note)
+        # It is the head now, and the one before it is its parent: the rest of the log says nothing about it.
+        above = (
+            event for event in self.journal.way_back() if isinstance(event, CheckpointEvent) and event is not taken
+        )
+        parent = next(above, None)
+        return row_of(taken, parent_id=parent.breakpoint_id if parent else None, live=True, head=True)
 
     def restore(self, breakpoint_id: int, *, verify: str = "difference", accept_partial: bool = False) -> RestoreResult:
         """Container and conversation are at ``breakpoint_id``.

@@ -13,23 +13,27 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.agent_spec import AgentSpec
 from orchestrator.errors import Refused, TaskError
+from orchestrator.foreign_wishes import foreign_wishes
 from orchestrator.policy import (
     CREDENTIAL_PARAMETERS,
+    HOST_OPTIONS,
     OWN_PARAMETERS,
     TRUSTED_CAPABILITIES,
     TRUSTED_SECURITY_OPTIONS,
     Problem,
     api_base_problem,
     bind_problem,
+    contradictions,
     destination_problem,
     overlap_problems,
 )
+from orchestrator.snapshot_spec import SnapshotSpec
 from orchestrator.task_file import Loc, TaskFile, parse_task_text, read_task_file
 from orchestrator.task_spec import (
     REDACTED,
     RUN_ID_PATTERN,
-    AgentSpec,
     BindSpec,
     BuildSpec,
     CapabilitySpec,
@@ -39,7 +43,6 @@ from orchestrator.task_spec import (
     Limits,
     ModelSpec,
     Resources,
-    SnapshotSpec,
     TaskSpec,
     TmpfsSpec,
     VolumeSpec,
@@ -64,8 +67,10 @@ __all__ = [
     "TaskSpec",
     "TmpfsSpec",
     "VolumeSpec",
+    "check_foreign",
     "load_recorded",
     "load_task",
+    "load_task_data",
     "parse_task",
     "recorded_text",
     "redact",
@@ -105,29 +110,52 @@ def load_task(
     environ: Mapping[str, str],
     trust: bool = False,
     model: str | None = None,
+    agent: str | None = None,
     protected: Iterable[Path] = (),
 ) -> LoadedTask:
     """The task in the file at ``path``, checked in every respect that needs no engine.
 
-    ``trust``: rights that reach the host are granted. ``model``: stands instead of the file's ``model.name``.
-    ``protected``: host directories that may never be bound (the data directory).
+    ``trust``: rights that reach the host are granted. ``model``: stands instead of the file's ``model.name``;
+    ``agent``: a kind where the file has none. ``protected``: directories that may never be bound (the data directory).
 
     Raises: TaskError: with one line ``file:line: field: message`` for each problem.
         Refused: the task is right but asks for what only ``--trust-task`` grants.
     """
     file = read_task_file(path)
-    source_dir = path.resolve().parent
-    data = file.data
     if model is not None:
-        data["model"] = {**(data["model"] if isinstance(data.get("model"), dict) else {}), "name": model}
-    spec = _validated(file, data)
-    spec = _with_absolute_binds(spec, source_dir)
+        given = file.data.get("model")
+        file.data["model"] = {**(given if isinstance(given, dict) else {}), "name": model}
+    if agent is not None:
+        file.data.setdefault("agent", {"kind": agent})
+    return _checked(file, path.resolve().parent, environ, trust, tuple(protected))
+
+
+def load_task_data(
+    data: Mapping[str, Any],
+    *,
+    source_dir: Path,
+    environ: Mapping[str, str],
+    trust: bool = False,
+    protected: Iterable[Path] = (),
+) -> LoadedTask:
+    """As ``load_task``, of a task that a program made: lines of messages are those of it as YAML."""
+    try:
+        text = yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        raise TaskError(f"the task holds what YAML cannot: {error}") from error
+    return _checked(parse_task_text(text, "task"), source_dir, environ, trust, tuple(protected))
+
+
+def _checked(
+    file: TaskFile, source_dir: Path, environ: Mapping[str, str], trust: bool, protected: tuple[Path, ...]
+) -> LoadedTask:
+    spec = _with_absolute_binds(_validated(file, file.data), source_dir)
     _raise_task_error(file, _problems(spec))
     spec, secrets, absent = _resolve_env(spec, environ)
     if absent:
         _raise_task_error(file, absent)
     if not trust:
-        _raise_refused(file, _refusals(spec, tuple(protected)))
+        _raise_refused(file, _refusals(spec, protected))
     return LoadedTask(spec, source_dir, file.text, secrets)
 
 
@@ -172,6 +200,20 @@ def parse_task(text: str, name: str = "task.yaml") -> TaskSpec:
     return _validated(file, file.data)
 
 
+def check_foreign(text: str, name: str, *, trust: bool, protected: Iterable[Path] = ()) -> TaskSpec:
+    """The recorded task of a run that was made elsewhere, checked like a new one; what it asks for is to be granted.
+
+    Raises: TaskError. Refused: it asks for what only ``trust`` grants; each thing is named.
+    """
+    file = parse_task_text(text, name)
+    spec = _validated(file, file.data)
+    # A recorded task holds a variable's value beside the place that it came from.
+    _raise_task_error(file, [problem for problem in _problems(spec) if problem.loc[:1] != ("env",)])
+    if not trust:
+        _raise_refused(file, [*_refusals(spec, tuple(protected)), *foreign_wishes(spec)])
+    return spec
+
+
 def _validated(file: TaskFile, data: object) -> TaskSpec:
     try:
         return TaskSpec.model_validate(data)
@@ -213,6 +255,12 @@ def _problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem(("instruction",), "missing: a function-calling agent needs one"))
         if spec.model is None:
             found.append(Problem(("model",), "missing: give model.name here, or --model"))
+    if spec.agent.kind == "mini-swe-agent" and (spec.instruction is None or spec.model is None):
+        found.append(Problem(("agent", "kind"), "mini-swe-agent needs instruction and model"))
+    if spec.agent.kind == "langgraph" and spec.instruction is None:
+        found.append(Problem(("instruction",), "missing: a graph is called with it"))
+    if spec.agent.entry is not None and spec.agent.kind not in ("python", "langgraph"):
+        found.append(Problem(("agent", "entry"), f"a {spec.agent.kind} agent has no entry"))
     if spec.model is not None:
         for key in spec.model.extra:
             if key.lower() in CREDENTIAL_PARAMETERS:
@@ -238,9 +286,14 @@ def _problems(spec: TaskSpec) -> list[Problem]:
         if not os.path.lexists(bind.source):
             found.append(Problem(("binds", index, "source"), f"{bind.source} does not exist on this host"))
     writable = {bind.path for bind in spec.binds if not bind.read_only}
+    found += contradictions(spec.snapshots.excluded, spec.snapshots.volatile)
+    files = {bind.path for bind in spec.binds if Path(bind.source).is_file()}
     for index, path in enumerate(spec.snapshots.include_binds):
+        loc = ("snapshots", "include_binds", index)
         if path not in writable:
-            found.append(Problem(("snapshots", "include_binds", index), f"{path} is no destination of a writable bind"))
+            found.append(Problem(loc, f"{path} is no destination of a writable bind"))
+        elif path in files:
+            found.append(Problem(loc, f"{path} is a file: bind its directory, since files are replaced, not rewritten"))
     for group in ("checklist", "daemons"):
         seen: set[str] = set()
         for index, named in enumerate(getattr(spec, group)):
@@ -259,6 +312,10 @@ def _refusals(spec: TaskSpec, protected: tuple[Path, ...]) -> list[Problem]:
     for index, option in enumerate(spec.security_options):
         if option in TRUSTED_SECURITY_OPTIONS:
             found.append(Problem(("security_options", index), f"{option} switches a filter of the engine off"))
+    for name in sorted(HOST_OPTIONS & spec.snapshots.options.keys()):
+        found.append(Problem(("snapshots", "options", name), "it names programs that run as root on this host"))
+    if spec.agent.entry is not None:
+        found.append(Problem(("agent", "entry"), f"{spec.agent.entry} is code that runs on this host"))
     if spec.model is not None and spec.model.api_base and (message := api_base_problem(spec.model.api_base)):
         found.append(Problem(("model", "api_base"), message))
     for index, bind in enumerate(spec.binds):

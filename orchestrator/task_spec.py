@@ -6,7 +6,6 @@ host in ``policy``; ``task`` joins them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -23,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from orchestrator.agent_spec import AgentSpec, NonEmpty
 from orchestrator.policy import (
     HARMLESS_SECURITY_OPTIONS,
     TRUSTED_SECURITY_OPTIONS,
@@ -30,6 +30,8 @@ from orchestrator.policy import (
     container_path,
     normalise_capability,
 )
+from orchestrator.snapshot_spec import SnapshotSpec
+from orchestrator.spec_values import PathBelowRoot, Size
 
 REDACTED = "<secret>"
 """Stands where a secret's value was."""
@@ -37,32 +39,11 @@ REDACTED = "<secret>"
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 """Names of runs, tasks and daemons: they become names of containers, directories and cgroups."""
 
-_SIZE = re.compile(r"([0-9]{1,15})([kmgt]?)b?", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _MIN_MEMORY_BYTES = 6 * 2**20
-
-
-def parse_size(value: object) -> int:
-    """Bytes of ``"512m"``, ``"2g"``, ``"65536"`` or a plain number; k, m, g, t are powers of 1024.
-
-    Raises: ValueError: it is none of these, or 0.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[1]) == 0:
-        raise ValueError(f"{value!r} is not a size: write a number of bytes, or a text such as '512m' or '2g'")
-    return int(match[1]) * _FACTORS[match[2].lower()]
 
 
 def _text_of_int(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _no_root(path: str) -> str:
-    if path == "/":
-        raise ValueError("'/' would leave nothing: name a directory below it")
-    return path
 
 
 def _relative(path: str) -> str:
@@ -80,11 +61,8 @@ UserName = Annotated[
     BeforeValidator(_text_of_int),
     StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$"),
 ]
-NonEmpty = Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
 ContainerPath = Annotated[str, AfterValidator(container_path)]
-PathBelowRoot = Annotated[str, AfterValidator(container_path), AfterValidator(_no_root)]
 RelativePath = Annotated[str, StringConstraints(min_length=1), AfterValidator(_relative)]
-Size = Annotated[int, BeforeValidator(parse_size)]
 Seconds = Annotated[float, Field(gt=0, le=10_000_000, allow_inf_nan=False)]
 Capability = Annotated[str, AfterValidator(normalise_capability)]
 
@@ -128,15 +106,6 @@ class BuildSpec(_Part):
     """Build arguments. They end up in the image's history: no secrets."""
 
 
-class AgentSpec(_Part):
-    """The harness that talks to the model."""
-
-    kind: Literal["function-calling", "manual"] = "function-calling"
-    """``manual``: the container is launched and left to a person or a script."""
-    system: NonEmpty | None = None
-    """Stands instead of the built-in system prompt."""
-
-
 class ModelSpec(_Part):
     """The model, as LiteLLM names it; ``scripted/<file>`` replays answers from a file beside the task."""
 
@@ -158,23 +127,6 @@ class ModelSpec(_Part):
     """Further tries after rate limits, time-outs and dropped connections."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further parameters, sent as they are and logged: no keys, no headers."""
-
-
-class SnapshotSpec(_Part):
-    """What is captured at each breakpoint, and by which driver."""
-
-    driver: NonEmpty = "overlay"
-    """See ``orchestrator drivers``."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of that driver."""
-    include_binds: Annotated[tuple[PathBelowRoot, ...], Field(strict=False)] = ()
-    """Destinations of writable binds that are captured and restored: host directories change on a rewind."""
-    excluded: Annotated[tuple[PathBelowRoot, ...], Field(strict=False)] = ()
-    """Neither captured nor restored. Not a security border: an agent can keep notes there across rewinds."""
-    volatile: Annotated[tuple[PathBelowRoot, ...], Field(strict=False)] = ()
-    """Not captured, and deleted on a restore (caches)."""
-    on_failure: Literal["stop", "degrade"] = "stop"
-    """When a capture fails: end the run, or go on with a breakpoint that cannot be restored."""
 
 
 class CheckSpec(_Part):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.events import (
-    CheckpointEvent,
+    CollectEvent,
     EndEvent,
     EngineErrorEvent,
     Event,
@@ -18,9 +18,7 @@ from orchestrator.events import (
     ModelStartEvent,
     Progress,
     ResumeEvent,
-    RewindEvent,
     SubmissionEvent,
-    ToolCallEvent,
     Usage,
 )
 
@@ -56,70 +54,103 @@ class Totals(BaseModel):
 
 def totals(events: Sequence[Event]) -> Totals:
     """What the run has used so far, over the whole log. Unknown numbers are counted, never taken for 0."""
-    calls = [event for event in events if isinstance(event, ModelCallEvent)]
-    errors = [event for event in events if isinstance(event, EngineErrorEvent) and event.cost_usd is not None]
-    submissions = [event for event in events if isinstance(event, SubmissionEvent)]
-    usages = [event.usage or Usage() for event in calls]
-    return Totals(
-        steps=len(calls) + len(errors),
-        tool_calls=sum(isinstance(event, ToolCallEvent) for event in events),
-        cost_usd=sum(event.cost_usd or 0.0 for event in calls) + sum(event.cost_usd or 0.0 for event in errors),
-        cost_unknown=sum(event.cost_usd is None for event in calls),
-        usage=Usage(**{name: _known_sum([getattr(usage, name) for usage in usages]) for name in Usage.model_fields}),
-        usage_unknown=sum(usage.total_tokens is None for usage in usages),
-        submissions=len(submissions),
-        stuck_count=_stuck_count(submissions),
-        progress=submissions[-1].progress if submissions else None,
-        requests_lost=sum(lost for lost, _ in _lost_requests(events)),
-        checkpoints=sum(isinstance(event, CheckpointEvent) for event in events),
-        rewinds=sum(isinstance(event, RewindEvent) for event in events),
-        duration_s=_driven_s(events),
-    )
+    tally = Tally()
+    for event in events:
+        tally.add(event)
+    return tally.totals()
 
 
 def requests_lost_now(events: Sequence[Event]) -> int:
     """How many requests for the answer that is awaited now were lost with the processes that sent them."""
-    return sum(lost for lost, answered in _lost_requests(events) if not answered)
-
-
-def _lost_requests(events: Sequence[Event]) -> list[tuple[int, bool]]:
-    """For each answer or failure, the requests lost on the way to it; at the end those of the answer still awaited."""
-    found: list[tuple[int, bool]] = []
-    under_way, lost = False, 0
+    tally = Tally()
     for event in events:
+        tally.add(event)
+    return tally.requests_lost_now
+
+
+class Tally:
+    """The sums of a log, event by event."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._cost_usd = 0.0
+        self._usage: dict[str, int] = {}
+        self._last_submission: SubmissionEvent | None = None
+        self._stuck_count = 0
+        self._requests_lost = 0
+        self._under_way = False
+        """A request has been sent, of whose answer nothing is known yet."""
+        self.requests_lost_now = 0
+        """How many requests for the answer that is awaited now were lost with the processes that sent them."""
+        self._driven_s = 0.0
+        self._last: Event | None = None
+
+    def add(self, event: Event) -> None:
+        """The next event of the log."""
+        self._counts[event.kind] += 1
+        self._add_time(event)
+        self._add_request(event)
+        if isinstance(event, ModelCallEvent):
+            self._add_answer(event)
+        elif isinstance(event, EngineErrorEvent) and event.cost_usd is not None:
+            self._counts["dropped"] += 1
+            self._cost_usd += event.cost_usd
+        elif isinstance(event, SubmissionEvent):
+            again = self._last_submission is not None and event.failed == self._last_submission.failed
+            self._stuck_count = 0 if event.failed is None else 1 + (self._stuck_count if again else 0)
+            self._last_submission = event
+
+    def totals(self) -> Totals:
+        """The sums so far."""
+        counts = self._counts
+        return Totals(
+            steps=counts["model_call"] + counts["dropped"],
+            tool_calls=counts["tool_call"],
+            cost_usd=self._cost_usd,
+            cost_unknown=counts["cost unknown"],
+            usage=Usage(**self._usage),
+            usage_unknown=counts["usage unknown"],
+            submissions=counts["submission"],
+            stuck_count=self._stuck_count,
+            progress=self._last_submission.progress if self._last_submission is not None else None,
+            requests_lost=self._requests_lost,
+            checkpoints=counts["checkpoint"],
+            rewinds=counts["rewind"],
+            duration_s=round(self._driven_s, 3),
+        )
+
+    def _add_answer(self, event: ModelCallEvent) -> None:
+        usage = event.usage or Usage()
+        self._cost_usd += event.cost_usd or 0.0
+        self._counts["cost unknown"] += event.cost_usd is None
+        self._counts["usage unknown"] += usage.total_tokens is None
+        for name in Usage.model_fields:
+            value: int | None = getattr(usage, name)
+            if value is not None:
+                self._usage[name] = self._usage.get(name, 0) + value
+
+    def _add_request(self, event: Event) -> None:
         if isinstance(event, ModelStartEvent):
-            under_way = True
+            self._under_way = True
         elif isinstance(event, ModelCallEvent | ModelFailureEvent):
-            found.append((lost, True))
-            under_way, lost = False, 0
+            self._under_way, self.requests_lost_now = False, 0
         elif isinstance(event, ResumeEvent):
-            lost += under_way
-            under_way = False
+            self._requests_lost += self._under_way
+            self.requests_lost_now += self._under_way
+            self._under_way = False
         elif (isinstance(event, EngineErrorEvent) and event.cost_usd is not None) or (
             isinstance(event, EndEvent) and event.reason == "model_error"
         ):
-            under_way = False  # it was answered, for all that came of it
-    return [*found, (lost, False)]
+            self._under_way = False  # it was answered, for all that came of it
 
-
-def _known_sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _stuck_count(submissions: list[SubmissionEvent]) -> int:
-    count = 0
-    for event in reversed(submissions):
-        if event.failed is None or event.failed != submissions[-1].failed:
-            break
-        count += 1
-    return count
-
-
-def _driven_s(events: Sequence[Event]) -> float:
-    total = 0.0
-    for before, after in itertools.pairwise(events):
-        if not isinstance(before, EndEvent) and not isinstance(after, ResumeEvent):
-            gap = datetime.fromisoformat(after.at) - datetime.fromisoformat(before.at)
-            total += max(0.0, gap.total_seconds())
-    return round(total, 3)
+    def _add_time(self, event: Event) -> None:
+        """Stretches in which nobody drove the run do not count."""
+        before, self._last = self._last, event
+        if (
+            before is None
+            or isinstance(before, EndEvent | CollectEvent)
+            or isinstance(event, ResumeEvent | CollectEvent)
+        ):
+            return
+        gap = datetime.fromisoformat(event.at) - datetime.fromisoformat(before.at)
+        self._driven_s += max(0.0, gap.total_seconds())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.aside import check_aside
+from orchestrator.collected import collected
 from orchestrator.context_log import ContextLog
 from orchestrator.errors import LogDamaged, TaskError
 from orchestrator.events import (
@@ -69,7 +70,7 @@ class Verification(BaseModel):
     partial: list[int]
     """Those of them that need ``--accept-partial``: not all state was captured, as was said then."""
     not_restorable: list[Unrestorable]
-    """Damaged ones, and those of which no snapshot could be taken (which is no damage)."""
+    """Damaged ones, and those of which no snapshot could be taken, or was collected (which is no damage)."""
 
 
 def verify(run: RunDir, log: ContextLog, driver: SnapshotDriver, *, content: bool = False) -> Verification:
@@ -79,10 +80,11 @@ def verify(run: RunDir, log: ContextLog, driver: SnapshotDriver, *, content: boo
     """
     file = str(log.path)
     lines = log.line_of
+    gone = collected(log.events)
     names: dict[str, int] = {}
     for event in log.events:
         for snapshot_id in (event.before, event.after):
-            if snapshot_id is not None:
+            if snapshot_id is not None and snapshot_id not in gone:
                 names.setdefault(snapshot_id, lines[event.seq])
     bad = {snapshot_id: found for snapshot_id, found in driver.verify(names, content=content).items() if found}
     problems = [*_file_problems(run)]
@@ -91,7 +93,7 @@ def verify(run: RunDir, log: ContextLog, driver: SnapshotDriver, *, content: boo
     problems += [Problem(file=file, line=line, text=text) for line, text in _aside_problems(run, log, content)]
     for snapshot_id, found in bad.items():
         problems += [Problem(file=file, line=names[snapshot_id], text=f"names {snapshot_id}: {text}") for text in found]
-    restorable, partial, not_restorable = _restorable(log, bad)
+    restorable, partial, not_restorable = _restorable(log, bad, gone)
     return Verification(
         run_id=run.run_id,
         whole=not problems,
@@ -123,6 +125,8 @@ def _aside_problems(run: RunDir, log: ContextLog, content: bool) -> Iterator[tup
         raws: list[object] = [one.raw for one in getattr(event, "failed_tries", [])]
         if isinstance(event, ModelCallEvent):
             raws.append(event.response)
+        if isinstance(event, ModelCallEvent | ToolCallEvent) and event.call is not None:
+            raws += [event.call.input.rest, event.call.outcome]
         for raw in raws:
             try:
                 check_aside(run.path, raw, read=content)
@@ -134,6 +138,7 @@ def _line_problems(log: ContextLog) -> Iterator[tuple[int, str]]:
     """What is wrong with lines that can be read: numbers, order, pairs."""
     by_seq = {event.seq: event for event in log.events}
     states: dict[int, Event | None] = {}
+    last_breakpoint: dict[int, int] = {}
     missing = 0
     last_seq = -1
     for event in log.events:
@@ -151,6 +156,12 @@ def _line_problems(log: ContextLog) -> Iterator[tuple[int, str]]:
         states[event.seq] = event if isinstance(event, _STATES) else state
         for text in _pair_problems(event, parent, state):
             yield line, text
+        if parent is not None and parent.seq in last_breakpoint:
+            last_breakpoint[event.seq] = last_breakpoint[parent.seq]
+        if isinstance(event, CheckpointEvent):
+            last_breakpoint[event.seq] = event.breakpoint_id
+        if (problem := _call_problem(event, last_breakpoint.get(event.seq))) is not None:
+            yield line, problem
     yield from _id_problems(log)
 
 
@@ -175,8 +186,10 @@ def _pair_problems(event: Event, parent: Event | None, state: Event | None) -> I
         yield f"{event.kind}: the snapshots before and after it differ ({event.before}, {event.after})"
     if parent is None:
         return
-    if isinstance(event, ModelCallEvent) and not (
-        isinstance(parent, CheckpointEvent) and parent.breakpoint_id == event.breakpoint_id
+    if (
+        isinstance(event, ModelCallEvent)
+        and event.call is None
+        and not (isinstance(parent, CheckpointEvent) and parent.breakpoint_id == event.breakpoint_id)
     ):
         yield f"the answer at breakpoint {event.breakpoint_id} does not follow its checkpoint but event {parent.seq}"
     if isinstance(event, RewindEvent | RestoreEvent):
@@ -190,7 +203,18 @@ def _pair_problems(event: Event, parent: Event | None, state: Event | None) -> I
         yield f"{event.kind}: it begins at {event.before}, but event {state.seq} before it ended at {state.after}"
 
 
-def _restorable(log: ContextLog, bad: dict[str, list[str]]) -> tuple[list[int], list[int], list[Unrestorable]]:
+def _call_problem(event: Event, last_breakpoint: int | None) -> str | None:
+    """Of a recorded agent, whose calls may overlap: an answer is of the last checkpoint on its path, or of none."""
+    if not isinstance(event, ModelCallEvent) or event.call is None or event.call.incomplete:
+        return None
+    if last_breakpoint is None or event.breakpoint_id == last_breakpoint:
+        return None
+    return f"the answer to call {event.call.number} names breakpoint {event.breakpoint_id}, not {last_breakpoint}"
+
+
+def _restorable(
+    log: ContextLog, bad: dict[str, list[str]], gone: dict[str, str]
+) -> tuple[list[int], list[int], list[Unrestorable]]:
     """Breakpoints that can be restored, those of them in part only, and those that cannot."""
     found = checkpoint_events(log.events)
     broken = broken_ways(log.events)
@@ -207,6 +231,8 @@ def _restorable(log: ContextLog, bad: dict[str, list[str]]) -> tuple[list[int], 
             reason = "its number was used more than once"
         elif event.after is None:
             reason = f"no snapshot was taken: {event.error}"
+        elif event.after in gone:
+            reason = f"its snapshot was collected by gc ({gone[event.after]})"
         elif event.after in bad:
             reason = f"{event.after}: {bad[event.after][0]}"
         if reason is not None:

@@ -10,7 +10,9 @@ import io
 import posixpath
 import tarfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,8 @@ from orchestrator.errors import HostError
 from snapshot_drivers import beneath
 from snapshot_drivers.cgroups import hierarchies
 from snapshot_drivers.crash_points import reached
-from snapshot_drivers.errors import EngineError
+from snapshot_drivers.errors import ContainerNotRunning, EngineError
+from snapshot_drivers.removal import remove
 
 _HELPER_NAMES: Final = ("launch",)
 
@@ -58,6 +61,31 @@ def make(engine: Engine, config: ContainerConfig) -> str:
     return container_id
 
 
+def replace(engine: Engine, config: ContainerConfig, container_id: str, image_id: str) -> str:
+    """A workload of that image, not started yet, has the place of the present one, which is gone; its id.
+
+    Raises: HostError: a name cannot be had. ContainerNotRunning: the network holder is gone. EngineError: the present
+        one is still there, unless the message says otherwise.
+    """
+    holder = engine.find(config.holder_name)
+    if holder is None:
+        raise ContainerNotRunning(f"{config.holder_name} is gone: orchestrator restore makes both again")
+    beside = f"{config.name}.next"
+    _make_way(engine, config, beside)
+    image = config.image.model_copy(update={"image_id": image_id})
+    made = engine.create(beside, workload_request(config.model_copy(update={"image": image}), holder["Id"]))
+    try:
+        engine.kill(container_id)
+        remove_container(engine, container_id)
+    except BaseException:
+        with suppress(EngineError):
+            engine.remove(made)
+        raise
+    reached("restore-killed")
+    engine.rename(made, config.name)
+    return made
+
+
 def find(engine: Engine, config: ContainerConfig) -> dict[str, Any] | None:
     """The engine's answer about the workload, if it is there and the run's.
 
@@ -75,25 +103,44 @@ def remove_containers(engine: Engine, config: ContainerConfig) -> None:
     for name in (config.name, config.holder_name):
         found = engine.find(name)
         if found is not None and _is_ours(found["Config"], config):
-            _remove(engine, found)
+            remove_container(engine, found["Id"])
     remove_cgroups(config.cgroup_parent)
 
 
-def _remove(engine: Engine, found: dict[str, Any]) -> None:
-    """The container is gone, however deep a tree it made: the engine holds a descriptor a level, and gives up."""
+def remove_container(engine: Engine, container_id: str) -> None:
+    """The container is gone, whatever tree it made. Repeatable.
+
+    Raises: EngineError.
+    """
+    found = engine.find(container_id) or {}
+    upper = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
+    _remove(engine, partial(engine.remove, container_id), upper)
+
+
+def remove_volume(engine: Engine, name: str) -> None:
+    """The volume is gone, whatever a container made in it. Repeatable.
+
+    Raises: EngineError: also when a container still uses it.
+    """
+    found = engine.volume(name) or {}
+    mine = found.get("Driver") == "local" and not found.get("Options") and not engine.users_of_volume(name)
+    _remove(engine, partial(engine.remove_volume, name), found.get("Mountpoint") if mine else None)
+
+
+def _remove(engine: Engine, call: Callable[[], None], directory: str | None) -> None:
+    """The engine holds a descriptor a level and knows no inode flags: where it gives up, it is given an empty tree."""
     try:
-        engine.remove(found["Id"])
+        call()
     except EngineError as error:
-        upper = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
-        if upper is None:
+        if directory is None:
             raise
         try:
-            with beneath.closing(beneath.open_below(Path(engine.facts().data_root), Path(upper))) as root:
+            with beneath.closing(beneath.open_below(Path(engine.facts().data_root), Path(directory))) as root:
                 for name, _ in beneath.list_directory(root):
-                    beneath.remove(root, name)
+                    remove(root, name)
         except OSError:
             raise error from None
-        engine.remove(found["Id"])
+        call()
 
 
 def remove_cgroups(parent: str) -> None:
@@ -111,10 +158,10 @@ def remove_copies(engine: Engine, config: ContainerConfig) -> None:
     data_dir, beginning = Path(config.data_dir), f"{config.name}."
     for container in engine.list_ours(run_id=config.run_id, data_dir=data_dir):
         if container.name.startswith(beginning):
-            engine.remove(container.container_id)
+            remove_container(engine, container.container_id)
     for volume in engine.list_our_volumes(run_id=config.run_id, data_dir=data_dir):
         if volume.startswith(beginning):
-            engine.remove_volume(volume)
+            remove_volume(engine, volume)
     parent = config.cgroup_parent.removesuffix(".slice")
     for hierarchy in hierarchies():
         directory = hierarchy.directory(config.cgroup_parent)
@@ -132,7 +179,7 @@ def remove_volumes(engine: Engine, config: ContainerConfig) -> None:
     for volume in config.volumes:
         found = engine.volume(volume.name) if volume.own else None
         if found is not None and _is_ours(found, config):
-            engine.remove_volume(volume.name)
+            remove_volume(engine, volume.name)
 
 
 def _check_helpers(directory: Path) -> None:
@@ -189,4 +236,4 @@ def _make_way(engine: Engine, config: ContainerConfig, name: str) -> None:
         return
     if not _is_ours(found["Config"], config):
         raise HostError(f"container {name} belongs to another run or data directory: choose another --run-id")
-    engine.remove(found["Id"])
+    remove_container(engine, found["Id"])

@@ -1,12 +1,14 @@
 """Fingerprint of a directory tree that shares no code with the product: one line an entry.
 
-Type, mode, owner, size, device, link target, content hash, extended attributes (overlayfs' own left out), hardlink
-groups and the modification time in nanoseconds. Works at any depth; reads whatever root can read. Run as a program on
-a path too.
+Type, mode, owner, size, device, link target, content hash, extended attributes (overlayfs' own left out), inode flags
+(those of ``chattr`` SiadAD), hardlink groups and the modification time in nanoseconds. Works at any depth; reads
+whatever root can read. Run as a program on a path too.
 """
 
 from __future__ import annotations
 
+import array
+import fcntl
 import hashlib
 import os
 import stat
@@ -56,15 +58,20 @@ def _line(fd: int, name: str, full: bytes, found: os.stat_result, groups: dict[t
             for key in sorted(os.listxattr(proc))
             if not key.startswith("trusted.overlay.")
         ]
-        body = ""
+        body, flags = "", 0
         if stat.S_ISREG(found.st_mode):
             digest = hashlib.sha256()
             with open(proc, "rb") as file:
                 while piece := file.read(1 << 20):
                     digest.update(piece)
+                flags = inode_flags(file.fileno())
             body = digest.hexdigest()
         elif stat.S_ISLNK(found.st_mode):
             body = repr(os.readlink(name, dir_fd=fd))
+        elif stat.S_ISDIR(found.st_mode):
+            directory = os.open(proc, os.O_RDONLY | os.O_DIRECTORY)
+            flags = inode_flags(directory)
+            os.close(directory)
         group = b""
         if not stat.S_ISDIR(found.st_mode) and found.st_nlink > 1:
             group = groups.setdefault((found.st_dev, found.st_ino), full)
@@ -74,8 +81,18 @@ def _line(fd: int, name: str, full: bytes, found: os.stat_result, groups: dict[t
         os.close(handle)
     return (
         f"{full!r} {found.st_mode:o} {found.st_uid}:{found.st_gid} {found.st_mtime_ns} {size} {device} "
-        f"{group!r} {body} {attributes}"
+        f"{group!r} {body} {attributes} {flags:x}"
     )
+
+
+def inode_flags(descriptor: int) -> int:
+    """Sync, immutable, append only, no dump, no access times, synchronous directory; 0 where there are none."""
+    word = array.array("I", [0, 0])
+    try:
+        fcntl.ioctl(descriptor, 0x80086601, word)
+    except OSError:
+        return 0
+    return word[0] & 0x100F8
 
 
 if __name__ == "__main__":

@@ -256,12 +256,15 @@ static int ask(int argc, char **argv)
 
 /*
  * The kernel drops what the container sends to its PID 1 unless that has a handler, so here is none: `kill 1` by the
- * container's root ends nothing. (catatonit, tini and their like handle SIGTERM, and end.)
+ * container's root ends nothing. (catatonit, tini and their like handle SIGTERM, and end.) Not dumpable, so that a
+ * process of the same user cannot trace it either.
  */
 static int hold(uid_t uid)
 {
 	if (getuid() != uid && (setgroups(0, NULL) || setresgid(uid, uid, uid) || setresuid(uid, uid, uid)))
 		return fail("taking a user", CANNOT_RUN);
+	if (prctl(PR_SET_DUMPABLE, 0))
+		return fail("hiding", CANNOT_RUN);
 	signal(SIGCHLD, SIG_IGN);	/* orphans are reaped by the kernel */
 	for (;;)
 		pause();

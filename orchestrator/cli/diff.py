@@ -13,6 +13,7 @@ from orchestrator.cli.answer import print_json, say
 from orchestrator.cli.options import DataDirPath, Json, Run, existing_data_dir
 from orchestrator.cli.render import console, one_line, styled
 from orchestrator.cli.run_view import RunView, read_run
+from orchestrator.collected import collected
 from orchestrator.errors import UsageError
 from orchestrator.lineage import find_checkpoint
 from snapshot_drivers.base import Change
@@ -81,6 +82,8 @@ def _snapshot(view: RunView, side: str) -> str | None:
     event = find_checkpoint(view.events, int(side))
     if event.after is None:
         raise UsageError(f"breakpoint {side} has no snapshot ({event.error or 'none was taken'}): choose another")
+    if when := collected(view.events).get(event.after):
+        raise UsageError(f"the snapshot of breakpoint {side} was collected by gc ({when}): choose another")
     return event.after
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from orchestrator.cli.render import one_line, size
 from orchestrator.events import (
     CheckpointEvent,
+    CollectEvent,
     EndEvent,
     EngineErrorEvent,
     Event,
@@ -72,6 +73,8 @@ def _other(event: Event, width: int) -> EventLine:
         return EventLine("model", one_line(event.text, width), "red")
     if isinstance(event, EngineErrorEvent):
         return EventLine("engine", one_line(event.text, width), "red")
+    if isinstance(event, CollectEvent):
+        return EventLine("collect", f"gc removes {len(event.snapshots)} snapshots", "yellow")
     if isinstance(event, EndEvent):
         reason = f" ({event.reason})" if event.reason else ""
         text = f": {one_line(event.text, width)}" if event.text else ""
@@ -88,7 +91,7 @@ def _resume(event: ResumeEvent) -> str:
 
 
 def _model_call(event: ModelCallEvent, width: int) -> str:
-    answer = next((message for message in event.messages if message.get("role") == "assistant"), {})
+    answer = next((message for message in reversed(event.messages) if message.get("role") == "assistant"), {})
     content = answer.get("content")
     text = content if isinstance(content, str) else ""
     functions = [call.get("function") or {} for call in answer.get("tool_calls") or [] if isinstance(call, dict)]
@@ -99,6 +102,11 @@ def _model_call(event: ModelCallEvent, width: int) -> str:
     shown = " ".join(
         part for part in (one_line(text.strip(), width), f"→ {one_line(calls, width)}" if calls else "") if part
     )
+    if event.call is not None and event.call.incomplete:
+        tries += ", incomplete"
+    if event.call is not None and "raised" in event.response:
+        error = event.response["raised"].get("$error") or event.response["raised"].get("$text") or {}
+        shown = f"raised {one_line(str(error.get('type')), width)}"
     return f"{shown or '(empty answer)'}  [{numbers}{tries}]"
 
 

@@ -42,6 +42,7 @@ def launch(
     data_dir: DataDirPath = None,
 ) -> None:
     """Run a task: an agent in a container, with a breakpoint before each model request."""
+    from orchestrator.adapters.launched import drive_launched
     from orchestrator.cli.live import progress
     from orchestrator.control import listening
     from orchestrator.model import Model
@@ -55,7 +56,8 @@ def launch(
     signal.signal(signal.SIGTERM, interrupt)
     engine = connect()
     # Before the run begins: its script may be missing, and the import of LiteLLM is none of the run's time.
-    asked = None if spec.model is None or spec.agent.kind == "manual" else Model(spec.model, loaded.source_dir)
+    asks = spec.agent.kind == "function-calling" and spec.model is not None
+    asked = Model(spec.model, loaded.source_dir) if asks and spec.model is not None else None
     with (
         progress(as_json=json, criteria=len(spec.checklist), step_limit=spec.limits.steps) as observer,
         Session.create(
@@ -63,7 +65,12 @@ def launch(
         ) as session,
         listening(session) as desk,
     ):
-        result = hold(session, desk) if asked is None else run(session, asked, observer, desk, session.begin)
+        if asked is not None:
+            result = run(session, asked, observer, desk, session.begin)
+        elif spec.agent.recorded:
+            result = drive_launched(session, desk, session.begin, loaded.source_dir)
+        else:
+            result = hold(session, desk)
     if json:
         print_json(result)
     else:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import change, diff, host, launch, read, remove, resume, shell, verify
+from orchestrator.cli import archive, change, diff, host, launch, read, remove, resume, shell, store, verify
 from orchestrator.cli.answer import INTERNAL, INTERRUPTED, fail
 from orchestrator.errors import OrchestratorError
 from snapshot_drivers import crash_points
@@ -43,7 +43,12 @@ app.command()(change.stop)
 app.command()(diff.diff)
 app.command("exec")(change.execute)
 app.command()(shell.shell)
+app.command()(archive.pack)
+app.command()(archive.unpack)
+app.command()(archive.image)
 app.command()(verify.verify)
+app.command()(store.gc)
+app.command()(store.fsck)
 app.command()(remove.rm)
 app.command()(remove.clean)
 app.command()(host.doctor)

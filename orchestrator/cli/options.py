@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.data_dir import DataDir
+from orchestrator.data_dir import ROOT_VARIABLE, DataDir, default_root
 
 if TYPE_CHECKING:
     from orchestrator.engine import Engine
-
-DATA_DIR_VARIABLE = "ORCHESTRATOR_DATA_DIR"
+    from orchestrator.engine_images import EngineImages
 
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
 DataDirPath = Annotated[
@@ -21,7 +20,7 @@ DataDirPath = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help=f"Where runs and snapshots are kept (default: ${DATA_DIR_VARIABLE}, else the user's state directory).",
+        help=f"Where runs and snapshots are kept (default: ${ROOT_VARIABLE}, else the user's state directory).",
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or 'last'.")]
@@ -31,14 +30,7 @@ TrustTask = Annotated[bool, typer.Option("--trust-task", help="Grant rights that
 
 def data_dir(given: Path | None) -> DataDir:
     """The data directory that is meant; nothing is made or checked yet."""
-    if given is not None:
-        return DataDir(given)
-    if named := os.environ.get(DATA_DIR_VARIABLE):
-        return DataDir(Path(named))
-    state = os.environ.get("XDG_STATE_HOME") or ""
-    # The XDG specification: a relative path there is to be ignored.
-    base = Path(state) if state.startswith("/") else Path("~/.local/state").expanduser()
-    return DataDir(base / "orchestrator")
+    return DataDir(given if given is not None else default_root(os.environ))
 
 
 def existing_data_dir(given: Path | None) -> DataDir:
@@ -58,3 +50,13 @@ def connect() -> Engine:
     from orchestrator.engine import Engine
 
     return Engine.connect(os.environ.get("DOCKER_HOST") or None)
+
+
+def connect_images() -> EngineImages:
+    """The images of the engine that ``connect`` reaches.
+
+    Raises: HostError: it does not answer.
+    """
+    from orchestrator.engine_images import EngineImages
+
+    return EngineImages.connect(os.environ.get("DOCKER_HOST") or None)

@@ -170,7 +170,6 @@ def _show_conversation(conversation: list[Message], *, as_json: bool) -> None:
 
 
 def _breakpoint_cells(row: BreakpointRow) -> list[str]:
-    coverage = "complete" if row.coverage.complete else "partial"
     return [
         "●" if row.head else "│" if row.live else " ",
         str(row.breakpoint_id),
@@ -181,9 +180,19 @@ def _breakpoint_cells(row: BreakpointRow) -> list[str]:
         str(row.files_changed),
         f"{row.capture_ms:.0f} ms",
         size(row.stored_bytes),
-        "DAMAGED" if row.damaged else coverage if row.snapshot_id is not None else "no snapshot",
+        _state(row),
         one_line(row.damaged or row.note or "", 60),
     ]
+
+
+def _state(row: BreakpointRow) -> str:
+    if row.damaged:
+        return "DAMAGED"
+    if row.collected:
+        return "collected"
+    if row.snapshot_id is None:
+        return "no snapshot"
+    return "complete" if row.coverage.complete else "partial"
 
 
 def _status(summary: RunSummary) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,13 +47,16 @@ class Kept(BaseModel):
 
 def rm(run: Run, json: Json = False, data_dir: DataDirPath = None) -> None:
     """Remove a run: containers, volumes, log, and the snapshots that no other run needs."""
+    from snapshot_drivers.commit.engine import snapshot_of
+
     place = existing_data_dir(data_dir)
     found = place.find(run)
     with found.lock():
         engine = connect()
         removed = _remove_from_engine(engine, place, found.run_id)
         engine.release_image(found.run_id)
-        snapshots = _snapshots_of(found) - _snapshots_of_others(place, found)
+        others = _snapshots_of_others(place, found)
+        snapshots = _snapshots_of(found) - others
         driver = _driver(place, found) if snapshots else None
         # The log goes first: a snapshot that no line names is garbage, a line without its snapshot is damage.
         found.remove()
@@ -63,10 +65,16 @@ def rm(run: Run, json: Json = False, data_dir: DataDirPath = None) -> None:
                 driver.forget(snapshot_id)
             driver.close()
             removed = removed.model_copy(update={"snapshots": len(snapshots)})
+        # Also those that a process left which died before a line named them.
+        for tag in engine.list_our_image_tags(run_id=found.run_id, data_dir=place.root):
+            if snapshot_of(tag) not in others:
+                engine.remove_image(tag)
     if json:
         print_json(removed)
     else:
         say(f"removed run {removed.run_id}: {_counts(removed)}, {removed.snapshots} snapshots")
+        if removed.snapshots:
+            say("their content goes with the next: orchestrator gc")
 
 
 def clean(
@@ -154,7 +162,14 @@ def _end(run: RunDir) -> None:
 
 def _remove_from_engine(engine: Engine, place: DataDir, run_id: str) -> Removed:
     """Everything on the engine that carries the run's labels is gone, and with a record its cgroups too."""
-    from orchestrator.workload import remove_cgroups, remove_containers, remove_copies, remove_volumes
+    from orchestrator.workload import (
+        remove_cgroups,
+        remove_container,
+        remove_containers,
+        remove_copies,
+        remove_volume,
+        remove_volumes,
+    )
 
     containers = engine.list_ours(run_id=run_id, data_dir=place.root)
     volumes = engine.list_our_volumes(run_id=run_id, data_dir=place.root)
@@ -170,11 +185,11 @@ def _remove_from_engine(engine: Engine, place: DataDir, run_id: str) -> Removed:
         remove_containers(engine, config)
         remove_volumes(engine, config)
     for container in containers:
-        engine.remove(container.container_id)
+        remove_container(engine, container.container_id)
     for group in groups - {None, ""}:
         remove_cgroups(str(group))
     for volume in volumes:
-        engine.remove_volume(volume)
+        remove_volume(engine, volume)
     return Removed(run_id=run_id, containers=[container.name for container in containers], volumes=volumes)
 
 
@@ -186,15 +201,15 @@ def _events_of(run: RunDir) -> list[Event]:
 
 
 def _snapshots_of(run: RunDir) -> set[str]:
-    return _named(_events_of(run))
+    from orchestrator.retention import named
 
-
-def _named(events: Iterable[Event]) -> set[str]:
-    return {name for event in events for name in (event.before, event.after) if name is not None}
+    return named(_events_of(run))
 
 
 def _snapshots_of_others(place: DataDir, removed: RunDir) -> set[str]:
     """The snapshots that other runs name; of a run that cannot be read in full, nobody knows, so all are kept."""
+    from orchestrator.retention import named
+
     found: set[str] = set()
     for run in place.runs():
         if run.run_id == removed.run_id:
@@ -208,7 +223,7 @@ def _snapshots_of_others(place: DataDir, removed: RunDir) -> set[str]:
         if log is None or any(damage.lost and not damage.torn for damage in log.damage):
             warn(f"run {run.run_id} has damaged lines, which may name snapshots of this run: all snapshots are kept")
             return _snapshots_of(removed)
-        found |= _named(log.events)
+        found |= named(log.events)
     return found
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.events import Event
+    from orchestrator.observer import Observer
     from orchestrator.run_dir import RunDir
+    from orchestrator.runner import RunResult
+    from orchestrator.session import Session
     from orchestrator.task import Limits, TaskSpec
 
 RAISABLE = ("steps", "wall_time_s", "cost_usd", "stuck_submissions")
@@ -39,11 +42,7 @@ def resume(
 ) -> None:
     """Go on with a run after a crash, an interrupt or a limit, from where it stands, in its container or a new one."""
     from orchestrator.cli.live import progress
-    from orchestrator.control import listening
-    from orchestrator.model import Model
-    from orchestrator.resume import take_up
     from orchestrator.resume_point import last_container_id
-    from orchestrator.runner import run as drive
     from orchestrator.session import Session
 
     place = existing_data_dir(data_dir)
@@ -62,13 +61,8 @@ def resume(
         progress(as_json=json, criteria=len(spec.checklist), step_limit=spec.limits.steps) as observer,
         Session.open(place, found.run_id, connect(), environ=os.environ, observer=observer, resume=True) as session,
     ):
-        assert session.spec.model is not None  # the task was checked: only a manual agent has none
-        model = Model(session.spec.model, Path(record.source_dir))
         previous_id = last_container_id(session.log.events)
-        if model.script is not None:
-            model.script.take_up(session.log.events)
-        with listening(session) as desk:
-            result = drive(session, model, observer, desk, lambda: take_up(session, raised))
+        result = _go_on(session, observer, Path(record.source_dir), raised)
         new_id = session.container.container_id
     if json:
         ids = {"container_id": new_id, "previous_container_id": previous_id}
@@ -80,6 +74,25 @@ def resume(
         else:
             say(f"container: {new_id[:_SHOWN]}")
     raise typer.Exit(EXIT_CODES.get(result.status, 1))
+
+
+def _go_on(session: Session, observer: Observer, source_dir: Path, raised: dict[str, int | float]) -> RunResult:
+    from orchestrator.adapters.launched import drive_launched
+    from orchestrator.control import listening
+    from orchestrator.model import Model
+    from orchestrator.recording.opening import take_up as take_up_recorded
+    from orchestrator.resume import take_up
+    from orchestrator.runner import run as drive
+
+    if session.spec.agent.recorded:
+        with listening(session) as desk:
+            return drive_launched(session, desk, lambda: take_up_recorded(session, raised), source_dir)
+    assert session.spec.model is not None  # the task was checked: an agent of ours has one
+    model = Model(session.spec.model, source_dir)
+    if model.script is not None:
+        model.script.take_up(session.log.events)
+    with listening(session) as desk:
+        return drive(session, model, observer, desk, lambda: take_up(session, raised))
 
 
 def _events_of(run: RunDir) -> Sequence[Event]:
@@ -138,7 +151,12 @@ def _refuse_unless_resumable(
     from orchestrator.lineage import head, live_path
     from orchestrator.task import Limits
 
-    if spec.model is None or spec.agent.kind == "manual":
+    if spec.agent.kind == "python" and spec.agent.entry is None:
+        raise UsageError(
+            f"run {run.run_id} is recorded from a program of yours: start that again, with "
+            f"orchestrator.resumed_run({run.run_id!r}) in place of recorded_run(…)"
+        )
+    if spec.agent.kind == "manual":
         raise UsageError(
             f"run {run.run_id} has a manual agent, so nothing would go on by itself: use exec, checkpoint, and restore "
             "(which starts its container again)"
@@ -159,7 +177,7 @@ def _refuse_unless_resumable(
         )
 
 
-def _example(reason: str, limits: Limits) -> str:
+def _example(reason: str | None, limits: Limits) -> str:
     names = {"limit_steps": "steps", "limit_cost": "cost_usd", "limit_time": "wall_time_s"}
-    name = names.get(reason, "stuck_submissions")
+    name = names.get(reason or "", "stuck_submissions")
     return f"{name}={2 * (getattr(limits, name) or 1):g}"

@@ -101,7 +101,7 @@ def stored_rows(data_dir: DataDir, view: RunView) -> list[BreakpointRow]:
     try:
         return [
             row.model_copy(update={"damaged": why_lost(driver, row.snapshot_id)})
-            if row.snapshot_id is not None and row.damaged is None
+            if row.snapshot_id is not None and row.damaged is None and row.collected is None
             else row
             for row in rows
         ]

@@ -67,7 +67,8 @@ class Cli:
         script = self.directory / f"replies-{secrets.token_hex(4)}.yaml"
         script.write_text(yaml.safe_dump(list(replies)), encoding="utf-8")
         check = {"name": "done", "probe": "test -e /target/done", "feedback": "/done is missing"}
-        return self.task(model={"name": f"scripted/{script.name}"}, instruction="Work.", checklist=[check], **keys)
+        keys = {"checklist": [check], **keys}
+        return self.task(model={"name": f"scripted/{script.name}"}, instruction="Work.", **keys)
 
     def manual(self, **keys: Any) -> str:
         """Id of a run of a manual agent that stands at breakpoint 0."""

@@ -19,7 +19,7 @@ from orchestrator.data_dir import DataDir
 from orchestrator.engine import HELD_IMAGES, Engine
 from orchestrator.errors import HostError
 from orchestrator.task import TaskSpec
-from snapshot_drivers.base import Mount, StateKind
+from snapshot_drivers.base import Mount, Sharer, StateKind
 from snapshot_drivers.cgroups import hierarchies
 from snapshot_drivers.errors import ContainerNotRunning, EngineError
 from snapshot_drivers.mountinfo import own_mounts
@@ -334,9 +334,11 @@ class TestTarget:
         found: dict[str, Mount] = {mount.path: mount for mount in target.mounts}
         everything = ["/dev", "/dev/mqueue", "/dev/shm", "/in", "/out", "/own", "/plain", "/shared", "/tm"]
         assert list(found) == everything
-        assert [path for path in everything if found[path].capture] == ["/dev", "/dev/shm", "/in", "/own", "/tm"]
+        captured = ["/dev", "/dev/shm", "/in", "/own", "/shared", "/tm"]
+        assert [path for path in everything if found[path].capture] == captured
         assert all(mount.reason for mount in target.mounts if not mount.capture)
-        assert "e2e-stranger" in str(found["/shared"].reason)
+        assert found["/shared"].shared_with == (Sharer("e2e-stranger", False),)
+        assert found["/own"].shared_with == ()
         assert found["/in"].source == tmp_path / "in" and found["/in"].kind == StateKind.BIND
         assert found["/own"].source is not None and found["/own"].source.is_dir()
         assert found["/dev/shm"].kind == found["/tm"].kind == StateKind.TMPFS

@@ -110,9 +110,9 @@ class TestEngine:
 class TestHelpers:
     def test_they_are_static_and_replaced_only_when_they_differ(self, tmp_path: Path) -> None:
         succeeds("helpers", str(tmp_path))
-        programs = [tmp_path / name for name in ("launch", "enter")]
+        programs = [tmp_path / name for name in ("launch", "enter", "tracker")]
         assert sorted(tmp_path.iterdir()) == sorted(programs)
-        assert [host.fault_of_static_program(program) for program in programs] == [None, None]
+        assert [host.fault_of_static_program(program) for program in programs] == [None] * 3
         before = [program.stat().st_ino for program in programs]
 
         (tmp_path / "enter").write_bytes(b"another version")

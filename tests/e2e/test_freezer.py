@@ -100,14 +100,18 @@ def test_a_container_that_its_user_paused_stays_paused(container: PlainContainer
 
 
 def test_the_watchdog_thaws_after_its_deadline_and_the_freeze_says_so(freezer: Freezer) -> None:
-    with freezer.frozen() as freeze:
+    for deadline_s in (3.0, 1.0):
+        began = time.monotonic()
+        with freezer.frozen(deadline_s=deadline_s) as freeze:
+            assert freeze.complete
+            while freezer.is_frozen() and time.monotonic() < began + 60:
+                time.sleep(0.01)
+            assert deadline_s - 0.1 < time.monotonic() - began < 60
         assert freeze.complete
-        time.sleep(4)
-        assert freezer.is_frozen()
+        assert not freeze.held
+    with freezer.frozen(deadline_s=60) as freeze:
         time.sleep(1.5)
-        assert not freezer.is_frozen()
-    assert freeze.complete
-    assert not freeze.held
+    assert freeze.held
 
 
 def test_a_dead_watchdog_is_replaced_and_none_is_left(container: PlainContainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -97,4 +98,29 @@ def test_a_tree_too_deep_for_the_engine_is_removed_with_its_run(cli: Cli) -> Non
     dig = "import os; os.chdir('/root')\nfor _ in range(19000): os.mkdir('n' * 200); os.chdir('n' * 200)"
     cli.sh(run, f'python3 -c "{dig}"')
     cli.json("rm", run)
-    assert not docker("ps", "-aq", "--filter", f"name=orchestrator-{run}").strip()
+    assert cli.left(run) == []
+
+
+def test_what_nobody_may_change_is_removed_with_its_run(cli: Cli) -> None:
+    run = cli.manual(volumes=[{"path": "/v"}])
+    cli.sh(run, "mkdir -p /v/d /root/d; echo x > /v/d/f; echo x > /root/d/f")
+    volume = docker("volume", "inspect", "-f", "{{.Mountpoint}}", f"orchestrator-{run}-1").strip()
+    upper = docker("inspect", "-f", "{{.GraphDriver.Data.UpperDir}}", f"orchestrator-{run}").strip()
+    for place in (f"{volume}/d", f"{upper}/root/d"):
+        subprocess.run(["chattr", "+i", f"{place}/f", place], check=True)
+    cli.json("rm", run)
+    assert cli.left(run) == []
+
+
+def test_a_volume_that_somebody_else_uses_is_neither_removed_nor_emptied(cli: Cli) -> None:
+    run = cli.manual(volumes=[{"path": "/v"}])
+    cli.sh(run, "echo x > /v/f")
+    name = f"orchestrator-{run}-1"
+    stranger = docker("run", "-d", "-v", f"{name}:/x", cli.image, "sleep", "1000").strip()
+    try:
+        cli("rm", run, code=6)
+        assert docker("exec", stranger, "cat", "/x/f").strip() == "x"
+    finally:
+        docker("rm", "-f", stranger)
+    cli("rm", run)
+    assert cli.left(run) == []
