@@ -21,6 +21,7 @@ from snapshot_drivers.overlay.layers import containerd_mount_point, find_layers,
 from snapshot_drivers.removal import remove
 from tests.built_helpers import built_helpers
 from tests.contract.suite import Subject
+from tests.groups import remove_groups
 from tests.tree_walker import ENGINE_OWNED, walk
 
 IMAGES = ("orchestrator-base:latest",)
@@ -72,9 +73,7 @@ class OverlaySubject(Subject):
                 container.remove(force=True, v=True)
         with contextlib.suppress(docker.errors.APIError):
             self.client.volumes.get(self.name).remove()
-        for group in Path("/sys/fs/cgroup").glob(f"*/orchestrator/{self.name}"):
-            with contextlib.suppress(OSError):
-                group.rmdir()
+        remove_groups(f"/orchestrator/{self.name}")
         self.client.close()
 
     def empty_out(self) -> None:

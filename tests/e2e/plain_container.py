@@ -15,10 +15,10 @@ from typing import Any
 import docker
 import pytest
 
-from snapshot_drivers import cgroups
 from snapshot_drivers.base import Target
 from snapshot_drivers.freezer import Freezer
 from tests.built_helpers import built_helpers
+from tests.groups import remove_groups
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = ("orchestrator-base:latest", "base:test")
@@ -118,16 +118,7 @@ def plain_container(kind: str, **options: Any) -> Iterator[PlainContainer]:
     finally:
         Freezer.thaw_group(group)
         handle.remove(force=True, v=True)
-        _remove_groups(group)
-
-
-def _remove_groups(group: str) -> None:
-    for tree in cgroups.hierarchies():
-        for path, _, _ in os.walk(tree.directory(group), topdown=False):
-            try:
-                os.rmdir(path)
-            except OSError:
-                continue
+        remove_groups(group)
 
 
 def build_enter(directory: Path) -> Path:
