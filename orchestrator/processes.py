@@ -15,19 +15,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from snapshot_drivers.cgroups import container_directory, hierarchies, members
 from snapshot_drivers.command_line import command_line
 from snapshot_drivers.errors import ContainerNotRunning
+from snapshot_drivers.freezer import Freezer
 
 _STATUS: Final = re.compile(
     r"^State:\s+(\w).*^NSpid:(?:\s+\d+)*\s(\d+)$.*^NSsid:(?:\s+\d+)*\s(\d+)$", re.MULTILINE | re.DOTALL
 )
 _DEAD: Final = frozenset("ZX")
-_STANDING: Final = frozenset("TtD")
-"""D: a parent that waits for its vfork's child, which may itself have been stopped."""
 _PAUSE_S: Final = 0.005
+_FREEZE_S: Final = 0.5
 
 
 class Processes:
@@ -38,6 +38,7 @@ class Processes:
 
         Raises: ContainerNotRunning: PID 1 is in no cgroup of that container.
         """
+        self._group = group
         self._container_id = container_id
         self._init_pid = init_pid
         self._launcher = launcher
@@ -70,35 +71,23 @@ class Processes:
 
     def kill_session(self, session: int, *, wait_s: float = 10.0) -> bool:
         """No process of that session lives any more; false if some still do after ``wait_s``."""
-        began = time.monotonic()
+        deadline = time.monotonic() + wait_s
 
         def chosen(pid: int) -> bool:
             return _session(pid) == session
 
-        # All are stopped before one is killed (each that dies makes room for a fork bomb's next), and the first process
-        # dies last: with it the launcher ends the call, and then nothing is left that "goes on".
-        self._stop(chosen, began + wait_s / 2)
-        self._kill(lambda pid: chosen(pid) and not _is_leader(pid), began + wait_s)
-        return self._kill(chosen, began + wait_s)
+        # Held still: else a fork bomb outruns the list of its processes. The first process dies last: with it the
+        # launcher ends the call, and then nothing is left that "goes on"; until then it is stopped and forks nothing.
+        with Freezer(self._group) as freezer, freezer.frozen(attempts=3, wait_s=_FREEZE_S):
+            for pid in self.pids():
+                if chosen(pid):
+                    self._signal(pid, signal.SIGSTOP if _is_leader(pid) else signal.SIGKILL, chosen)
+        self._kill(lambda pid: chosen(pid) and not _is_leader(pid), deadline)
+        return self._kill(chosen, deadline)
 
     def kill_launcher(self, *, wait_s: float = 5.0) -> bool:
         """The launcher's own processes are gone; what they started goes on below PID 1. False: some still live."""
         return self._kill(self._is_launcher, time.monotonic() + wait_s)
-
-    def _stop(self, chosen: Callable[[int], bool], deadline: float) -> None:
-        # A process that is told to stop may still finish the fork that it is in: they stand still only when a list
-        # that was read after the last of them had stopped names nobody new.
-        told: set[int] = set()
-        standing: set[int] = set()
-        while time.monotonic() < deadline:
-            found = {pid for pid in self.pids() if chosen(pid)}
-            moving = {pid for pid in found if pid not in told or not _stands(pid)}
-            for pid in moving:
-                self._signal(pid, signal.SIGSTOP, chosen)
-            told |= moving
-            if not moving and found <= standing:
-                return
-            standing = found - moving
 
     def _kill(self, chosen: Callable[[int], bool], deadline: float) -> bool:
         while True:
@@ -133,33 +122,20 @@ class Processes:
         return False
 
 
-class _Status(NamedTuple):
-    """State, and pid and session id in the innermost pid namespace."""
-
-    state: str
-    pid: int
-    session: int
-
-
-def _status(pid: int) -> _Status | None:
-    """``None``: gone, or only waits to be reaped."""
+def _inner_ids(pid: int) -> tuple[int, int] | None:
+    """Pid and session id in the innermost pid namespace; ``None``: gone, or only waits to be reaped."""
     with suppress(OSError):
         match = _STATUS.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="surrogateescape"))
         if match and match[1] not in _DEAD:
-            return _Status(match[1], int(match[2]), int(match[3]))
+            return int(match[2]), int(match[3])
     return None
 
 
 def _session(pid: int) -> int | None:
-    status = _status(pid)
-    return status.session if status else None
+    ids = _inner_ids(pid)
+    return ids[1] if ids else None
 
 
 def _is_leader(pid: int) -> bool:
-    status = _status(pid)
-    return status is not None and status.pid == status.session
-
-
-def _stands(pid: int) -> bool:
-    status = _status(pid)
-    return status is None or status.state in _STANDING
+    ids = _inner_ids(pid)
+    return ids is not None and ids[0] == ids[1]

@@ -146,6 +146,16 @@ static void follow(int sock, int out, pid_t pid, int pidfd)
 	send_frame(sock, 'x', text, sprintf(text, "%d%c", status, left ? '+' : '-'));
 }
 
+/* What was killed counts against the container's limit until it is reaped, a moment later. */
+static pid_t fork_patiently(void)
+{
+	pid_t pid;
+
+	for (int tries = 0; (pid = fork()) < 0 && errno == EAGAIN && tries < 200; tries++)
+		usleep(10000);
+	return pid;
+}
+
 /* One caller's request from beginning to end, in a process of its own. */
 static void keep(int sock)
 {
@@ -166,7 +176,7 @@ static void keep(int sock)
 		strings[count + (count > request.argc)] = s;
 	if (request.argc < 1 || request.argc >= count)
 		return;
-	if (pipe2(out, O_CLOEXEC) || (pid = fork()) < 0) {
+	if (pipe2(out, O_CLOEXEC) || (pid = fork_patiently()) < 0) {
 		send_frame(sock, 'o', text, sprintf(text, "launch: fork: %s\n", strerror(errno)));
 		send_frame(sock, 'x', "126-", 4);
 		return;
@@ -215,7 +225,7 @@ static int serve(void)
 	for (;; close(sock)) {
 		if ((sock = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) < 0)
 			usleep(10000);
-		else if (fork() == 0)
+		else if (fork_patiently() == 0)
 			_exit((keep(sock), 0));
 	}
 }
