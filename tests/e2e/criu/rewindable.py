@@ -13,6 +13,8 @@ from snapshot_drivers.criu.driver import CriuDriver
 
 OPTIONS = CaptureOptions()
 
+_TRIES = 8
+
 
 class Rewindable:
     """What the tests do with one."""
@@ -53,9 +55,12 @@ class Rewindable:
             staged.discard()
 
     def taken(self) -> Snapshot:
-        """A snapshot that holds every process."""
-        snapshot = self.capture()
-        found = processes(snapshot)
+        """A snapshot that holds every process; on a busy machine the freezer may need more than one try."""
+        for _ in range(_TRIES):
+            snapshot = self.capture()
+            found = processes(snapshot)
+            if not any("could not be frozen" in (reason or "") for _, reason in found):
+                break
         assert found and all(state is CoverageState.CAPTURED for state, _ in found), snapshot.coverage.items
         return snapshot
 
