@@ -16,7 +16,7 @@ from snapshot_drivers.criu.images import check_seal
 from snapshot_drivers.criu.preflight import obstacle
 from snapshot_drivers.criu.restore import StagedProcesses
 from snapshot_drivers.criu.trees import Process, Running, look, settled
-from snapshot_drivers.criu.work_directory import work_directory
+from snapshot_drivers.criu.work_directory import remove_abandoned, work_directory
 from snapshot_drivers.errors import CaptureError, UnsupportedHost
 from snapshot_drivers.overlay.capture import Companion
 from snapshot_drivers.overlay.driver import OverlayDriver
@@ -65,6 +65,7 @@ class CriuDriver:
         self._launcher = store.parent / "bin" / "launch"
         self._work = store / WORK
         self._work.mkdir(mode=0o700, exist_ok=True)
+        remove_abandoned(self._work)
         self._gateway = Gateway(Path(prefix))
         self._enclosures = Enclosures()
         self._require_all = require == "all"
