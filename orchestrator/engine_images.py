@@ -14,10 +14,12 @@ import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import BinaryIO, ClassVar, Final, NamedTuple, cast
 
 from orchestrator.engine_connection import EngineConnection
 from snapshot_drivers.errors import EngineError
+from snapshot_drivers.pieces import PieceFile, tar_stream
 
 _HOURS_S: Final = 4 * 3600
 MOST_CONFIG_BYTES: Final = 4 << 20
@@ -54,7 +56,7 @@ class EngineImages(EngineConnection):
         """
         doing = f"save image {image_id}"
         stream = self._call(doing, self._api.get_image, image_id)
-        pieces = cast("BinaryIO", io.BufferedReader(_Pieces(self._each(doing, stream)), _PIECE_BYTES))
+        pieces = cast("BinaryIO", io.BufferedReader(PieceFile(self._each(doing, stream)), _PIECE_BYTES))
         try:
             with tarfile.open(fileobj=pieces, mode="r|") as tar:
                 for member in tar:
@@ -126,44 +128,15 @@ def pieces_of(content: BinaryIO) -> Iterator[bytes]:
 def _load_stream(config: bytes, layers: Iterable[Layer], diff_ids: Sequence[str], tag: str | None) -> Iterator[bytes]:
     paths = [_layer_path(diff_id) for diff_id in diff_ids]
     manifest = [{"Config": "config.json", "RepoTags": [tag] if tag is not None else None, "Layers": paths}]
-    yield from _member("config.json", len(config), (config,))
-    for layer in layers:
-        yield from _member(_layer_path(layer.diff_id), layer.size, layer.pieces)
     text = json.dumps(manifest).encode()
-    yield from _member("manifest.json", len(text), (text,))
-    yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _member(name: str, size: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    member = tarfile.TarInfo(name)
-    member.size = size
-    yield member.tobuf(tarfile.GNU_FORMAT)
-    yield from pieces
-    yield bytes(-size % tarfile.BLOCKSIZE)
+    yield from tar_stream(
+        chain(
+            [("config.json", len(config), (config,))],
+            ((_layer_path(layer.diff_id), layer.size, layer.pieces) for layer in layers),
+            [("manifest.json", len(text), (text,))],
+        )
+    )
 
 
 def _layer_path(diff_id: str) -> str:
     return f"{diff_id.removeprefix('sha256:')}/layer.tar"
-
-
-class _Pieces(io.RawIOBase):
-    """Pieces of a stream as a file."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        super().__init__()
-        self._pieces = pieces
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = piece
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count

@@ -12,7 +12,6 @@ from snapshot_drivers.base import (
     Coverage,
     CoverageItem,
     CoverageState,
-    Mount,
     Snapshot,
     StateKind,
     Target,
@@ -22,6 +21,7 @@ from snapshot_drivers.commit.engine import REPOSITORY, ImageEngine, snapshot_of
 from snapshot_drivers.commit.record import ImageRecord, Records, state_digest
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, LimitExceeded, StoreDamaged, UnknownSnapshot
+from snapshot_drivers.left_out import mount_left_out
 from snapshot_drivers.store.manifest import new_snapshot_id
 
 HELPERS_MOUNT: Final = "/.orchestrator"
@@ -145,7 +145,8 @@ class Capture:
         yield CoverageItem(kind=StateKind.ROOTFS, path="/", state=CoverageState.EXCLUDED, reason=_NOT_AN_IMAGES)
         for path, _ in self._target.etc_files:
             yield CoverageItem(kind=StateKind.ETC, path=path, state=CoverageState.EXCLUDED, reason=_ETC)
-        yield from map(_of_mount, self._target.mounts)
+        for mount in self._target.mounts:
+            yield mount_left_out(mount, in_memory=_IN_MEMORY, otherwise=_VOLUME)
 
 
 def _hidden(changes: Changes) -> Iterator[CoverageItem]:
@@ -153,14 +154,3 @@ def _hidden(changes: Changes) -> Iterator[CoverageItem]:
     for path, kind in changes:
         if kind != DELETED and path.rpartition("/")[2].startswith(_WHITEOUT):
             yield CoverageItem(kind=StateKind.ROOTFS, path=path, state=CoverageState.MISSING, reason=_NO_NAME)
-
-
-def _of_mount(mount: Mount) -> CoverageItem:
-    """Missing where the task wants it restored."""
-    if not mount.capture:
-        state, reason = CoverageState.EXCLUDED, mount.reason or "not captured"
-    elif mount.kind is StateKind.TMPFS:
-        state, reason = CoverageState.EXCLUDED, _IN_MEMORY
-    else:
-        state, reason = CoverageState.MISSING, _VOLUME
-    return CoverageItem(kind=mount.kind, path=mount.path, state=state, reason=reason)

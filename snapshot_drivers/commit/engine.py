@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
-from snapshot_drivers.commit.stream import PieceFile
 from snapshot_drivers.errors import ContainerNotRunning, EngineError, UnsupportedHost
+from snapshot_drivers.pieces import PieceFile
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -14,8 +14,8 @@ from typing import IO, Any, Final
 from snapshot_drivers.commit.engine import FLAT, REPOSITORY, ImageEngine, NoImage
 from snapshot_drivers.commit.record import ImageRecord
 from snapshot_drivers.commit.squash import Squash
-from snapshot_drivers.commit.stream import digest_of, pieces_of, plain, tar_stream
 from snapshot_drivers.errors import RestoreError, StoreDamaged, UnsupportedHost
+from snapshot_drivers.pieces import digest_of, pieces_of, plain, tar_stream
 
 _MOST_TEXT_BYTES: Final = 4 << 20
 

@@ -9,9 +9,9 @@ from snapshot_drivers.base import Coverage, RestoreReport, Target
 from snapshot_drivers.commit.engine import REPOSITORY, ImageEngine, NoImage
 from snapshot_drivers.commit.flat import flat_image
 from snapshot_drivers.commit.record import ImageRecord
-from snapshot_drivers.commit.stream import digest_of, plain
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import RestoreError, RestoreRefused, SnapshotError, StoreDamaged
+from snapshot_drivers.pieces import digest_of, plain
 
 
 class StagedImage:

@@ -16,7 +16,6 @@ from snapshot_drivers.base import (
     Coverage,
     CoverageItem,
     CoverageState,
-    Mount,
     Snapshot,
     StateKind,
     Target,
@@ -30,6 +29,7 @@ from snapshot_drivers.git.trees import Facts, Listing, listing_digest, read_comm
 from snapshot_drivers.git.walk import Seen, Walk
 from snapshot_drivers.git.workspace import OpenMounts, Scope, Workspace, opened
 from snapshot_drivers.leases import write_leases
+from snapshot_drivers.left_out import mount_left_out
 from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
 from snapshot_drivers.running import not_captured, process
 from snapshot_drivers.store.manifest import new_snapshot_id
@@ -195,7 +195,9 @@ class Capture:
         for place in self._options.volatile:
             reason = "volatile by the task: deleted on restore"
             yield CoverageItem(kind=kind, path=place, state=CoverageState.EXCLUDED, reason=reason)
-        yield from (_of_mount(mount) for mount in self._target.mounts if mount != workspace.mount)
+        for mount in self._target.mounts:
+            if mount != workspace.mount:
+                yield mount_left_out(mount, in_memory=_IN_MEMORY, otherwise=_OUTSIDE)
 
     def _shown(self, kind: StateKind, found: list[tuple[bytes, str]], state: CoverageState) -> Iterator[CoverageItem]:
         prefix = self._path.rstrip("/") + "/"
@@ -212,14 +214,3 @@ def dirty_inodes(paths: frozenset[bytes], workspace: Workspace) -> frozenset[int
     if workspace.root_fd is None:
         return frozenset()
     return inodes_of(paths, workspace.path, workspace.root_fd)
-
-
-def _of_mount(mount: Mount) -> CoverageItem:
-    """A mount beside the workspace: missing where the task wants it restored."""
-    if not mount.capture:
-        state, reason = CoverageState.EXCLUDED, mount.reason or "not captured"
-    elif mount.kind is StateKind.TMPFS:
-        state, reason = CoverageState.EXCLUDED, _IN_MEMORY
-    else:
-        state, reason = CoverageState.MISSING, _OUTSIDE
-    return CoverageItem(kind=mount.kind, path=mount.path, state=state, reason=reason)
