@@ -33,10 +33,11 @@ with open("/w/gigabyte", "wb") as file:
         file.write(os.urandom(1_000_000))
 """
 MANY_FILES: Final = """
-import os
-os.makedirs("/w/many{round}")
+import os, shutil
+shutil.rmtree("/w/many", ignore_errors=True)
+os.makedirs("/w/many")
 for number in range(10_000):
-    open(f"/w/many{round}/f{{number}}", "wb").write(os.urandom(4000))
+    open(f"/w/many/f{{number}}", "wb").write(os.urandom(4000))
 """
 
 

@@ -77,5 +77,5 @@ def members(directory: Path) -> Iterator[int]:
     for where, _, _ in os.walk(directory):
         text = ""
         with suppress(FileNotFoundError, OSError):  # ENODEV: removed between open and read
-            text = (Path(where) / "cgroup.procs").read_text(encoding="ascii")
+            text = Path(f"{where}/cgroup.procs").read_text(encoding="ascii")
         yield from (int(line) for line in text.split() if line != "0")

@@ -52,9 +52,9 @@ class ContainerProcess:
         try:
             self._pidfd = _held(stack, os.pidfd_open(init_pid))
             self._directory = _held(stack, os.open(f"/proc/{init_pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            groups = self._read("cgroup")
         except (ProcessLookupError, FileNotFoundError) as error:
             raise self._gone() from error
+        groups = self.read("cgroup")
         self.check()
         if container_id is not None and container_id.encode() not in groups:
             raise ContainerNotRunning(f"process {init_pid} does not belong to container {container_id[:12]}")
@@ -84,10 +84,27 @@ class ContainerProcess:
         if poller.poll(0):
             raise self._gone()
 
-    def _read(self, name: str) -> bytes:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 a descriptor
-            return file.read()
+    def read(self, name: str) -> bytes:
+        """A file of its directory; who relies on it calls ``check`` afterwards.
+
+        Raises: ContainerNotRunning.
+        """
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._directory)
+            with open(descriptor, "rb") as file:  # noqa: PTH123 a descriptor
+                return file.read()
+        except (ProcessLookupError, FileNotFoundError) as error:
+            raise self._gone() from error
+
+    def link(self, name: str) -> str:
+        """What a link of its directory says; as ``read``.
+
+        Raises: ContainerNotRunning.
+        """
+        try:
+            return os.readlink(name, dir_fd=self._directory)
+        except (ProcessLookupError, FileNotFoundError) as error:
+            raise self._gone() from error
 
     def _gone(self) -> ContainerNotRunning:
         return ContainerNotRunning(f"the container's process {self.pid} is gone; start the container and try again")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -94,7 +94,7 @@ class Node:
         """The file has a name that no walk meets, too: not even its attributes may be changed in place."""
         self.stays = False
         """Something that no walk enters, by the task's wish, stands below this directory: it must not be removed."""
-        self.children: dict[bytes, Node] | None = None
+        self.children: MutableMapping[bytes, Node] | None = None
         self.digests: tuple[bytes, ...] | None = None
         """Leaf digests of a directory, once encoded."""
         self.ino = 0
@@ -245,7 +245,7 @@ def decode_root(digest: bytes, get: Get) -> Node:
     return decode_entry(unpack(get(digest)), get)
 
 
-def children_of(node: Node, get: Get) -> dict[bytes, Node]:
+def children_of(node: Node, get: Get) -> Mapping[bytes, Node]:
     """The entries of a directory by name, read from the store unless they are in memory.
 
     Raises: StoreDamaged: also for a name that would lead out of the directory.

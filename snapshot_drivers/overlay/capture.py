@@ -23,7 +23,7 @@ from snapshot_drivers.base import (
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import CaptureError, ContainerNotRunning
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.leases import Leases, write_leases
+from snapshot_drivers.leases import Leases
 from snapshot_drivers.overlay.etc_files import capture_etc
 from snapshot_drivers.overlay.held import Held
 from snapshot_drivers.overlay.layers import Layers, find_layers
@@ -138,7 +138,7 @@ class Capture:
             open_sources(self._target, layers, self._open_mounts) as sources,
         ):
             if self._target.init_pid is None:
-                taken, frozen_ms = self._look(sources, writer, index), 0.0
+                taken, frozen_ms = self._look(sources, writer, index, stand_still=True), 0.0
                 reason = "the container did not run, so nothing could be seen of what ran in it"
                 problems.append(process("processes", CoverageState.EXCLUDED, reason))
             else:
@@ -197,7 +197,7 @@ class Capture:
         frozen_ms = 0.0
         for deadline_s in _FREEZES_S:
             with self._freezer.frozen(deadline_s=deadline_s) as freeze:
-                taken = self._look(sources, writer, index)
+                taken = self._look(sources, writer, index, stand_still=freeze.complete)
                 reached("frozen")
             frozen_ms += freeze.frozen_ms
             if freeze.complete and freeze.held:
@@ -209,10 +209,13 @@ class Capture:
         problems.append(process("freeze", CoverageState.UNKNOWN, reason))
         return taken, frozen_ms
 
-    def _look(self, sources: Sources, writer: PackWriter, index: Index) -> _Taken:
+    def _look(self, sources: Sources, writer: PackWriter, index: Index, *, stand_still: bool) -> _Taken:
         pids = self._freezer.pids() if self._target.init_pid is not None else []
         self._tracking.look()
-        held, leases = Held(pids, index.mapped), write_leases(pids)
+        if not stand_still:
+            self._tracking.doubt()  # a call that waits may hold a file that has no number
+        held = Held(pids, index.mapped, stand_still=stand_still)
+        leases = held.leases(others=sources.are_shared)
         return _Taken(
             trees=[(source, self._scan(source, writer, index, held, leases)) for source in sources.trees],
             left_out=list(sources.left_out),

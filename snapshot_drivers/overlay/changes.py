@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,13 @@ class _Comparison:
                 yield from self._compare(pair, name, before.get(name), after.get(name), deeper)
             work += reversed(deeper)
 
-    def _entries(self, pair: _Pair) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+    def _entries(self, pair: _Pair) -> tuple[Mapping[bytes, Node], Mapping[bytes, Node]]:
         """The entries of both sides, without the leaves that they share: equal leaves hold equal entries."""
         old, new = _digests(pair.old), _digests(pair.new)
         shared = set(old) & set(new) if pair.old_image == pair.new_image else set()
         return self._read(old, shared), self._read(new, shared)
 
-    def _read(self, digests: tuple[bytes, ...], leave_out: set[bytes]) -> dict[bytes, Node]:
+    def _read(self, digests: tuple[bytes, ...], leave_out: set[bytes]) -> Mapping[bytes, Node]:
         directory = Node(b"", stat.S_IFDIR, 0, 0, 0)
         directory.digests = tuple(digest for digest in digests if digest not in leave_out)
         return children_of(directory, self._get)

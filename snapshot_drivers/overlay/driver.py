@@ -8,6 +8,7 @@ from pathlib import Path
 from snapshot_drivers import namespaces
 from snapshot_drivers.base import CaptureOptions, Change, RestoreReport, Snapshot, Staged, Target
 from snapshot_drivers.freezer import Freezer
+from snapshot_drivers.known_mounts import KnownMounts
 from snapshot_drivers.overlay.capture import Capture, Companion, Index
 from snapshot_drivers.overlay.changes import changes_between, file_content
 from snapshot_drivers.overlay.index_file import load_index, save_index
@@ -37,6 +38,7 @@ class OverlayDriver:
         self._freezers: dict[str, Freezer] = {}
         self._indexes: dict[str, Index] = {}
         self._trackings: dict[str, Tracking] = {}
+        self._mounts: dict[str, KnownMounts] = {}
         self._tracker_from = tracker_from_entries
 
     def capture(
@@ -74,7 +76,7 @@ class OverlayDriver:
             index=self._index(target),
             tracking=self._tracking(target),
         )
-        return _Remembering(staged, self._indexes, target.container_id)
+        return _Remembering(staged, self._indexes, target.container_id, self._known_mounts(target))
 
     def load(self, snapshot_id: str) -> Snapshot:
         """See ``base.SnapshotDriver.load``."""
@@ -104,6 +106,8 @@ class OverlayDriver:
         for container_id, index in self._indexes.items():
             save_index(self._store, container_id, index)
         self._indexes.clear()
+        while self._mounts:
+            self._mounts.popitem()[1].close()
         while self._freezers:
             self._freezers.popitem()[1].close()
         while self._trackings:
@@ -113,7 +117,12 @@ class OverlayDriver:
     def _open_mounts(self, target: Target, paths: list[str]) -> namespaces.OpenedMounts:
         if target.init_pid is None:
             return namespaces.OpenedMounts({}, [])
-        return namespaces.opened_mounts(target.init_pid, paths, helper=self._helper, container_id=target.container_id)
+        return self._known_mounts(target).open(target.init_pid, paths)
+
+    def _known_mounts(self, target: Target) -> KnownMounts:
+        if target.container_id not in self._mounts:
+            self._mounts[target.container_id] = KnownMounts(target.container_id, self._helper)
+        return self._mounts[target.container_id]
 
     def _freezer(self, target: Target) -> Freezer:
         if target.freeze_group not in self._freezers:
@@ -135,14 +144,18 @@ class OverlayDriver:
 class _Remembering:
     """A staged restore that leaves the driver an index of what it proved."""
 
-    def __init__(self, staged: StagedRestore, indexes: dict[str, Index], container_id: str) -> None:
+    def __init__(
+        self, staged: StagedRestore, indexes: dict[str, Index], container_id: str, mounts: KnownMounts
+    ) -> None:
         self._staged = staged
         self._indexes = indexes
         self._container_id = container_id
+        self._mounts = mounts
         self.snapshot = staged.snapshot
 
     def apply(self, *, verify: str = "difference") -> RestoreReport:
         self._indexes[self._container_id] = Index()
+        self._mounts.close()
         report = self._staged.apply(verify=verify)
         self._indexes[self._container_id] = self._staged.index
         return report

@@ -1,40 +1,99 @@
-"""Files that a process holds open for writing: it may have written to one through a mapping that is gone again.
+"""Files that a process holds open: it may have written to one through a mapping that is gone again, or lease it.
 
 A tracker hears of such a write when the file is closed. Until then the descriptor is seen here, unless it is in none
-of the process's numbers: on its way through a socket, registered with io_uring, or in a call that waits for a lock.
+of the process's numbers: on its way through a socket, or registered with io_uring. A call that waits, say for a lock,
+holds the file of a number that was closed meanwhile only until its process stands still: that ends the call.
 
-Source: proc_pid_fd(5), proc_pid_fdinfo(5), proc_locks(5), unix(7) "SCM_RIGHTS".
+Source: proc_pid_fd(5), proc_pid_fdinfo(5), unix(7) "SCM_RIGHTS"; the kernel's ``freezing-of-tasks.rst``.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from snapshot_drivers import beneath
+from snapshot_drivers.leases import Inode, Leases, leased_through, write_leases
 from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths, names_of
 
 _IN_FLIGHT: Final = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
-_WAITING: Final = re.compile(rb"^\d+: +-> \S+ +\S+ +\S+ +(-?\d+) ", re.MULTILINE)
 _MOST: Final = 2000
 """Looking at more descriptors takes longer than a walk of most trees."""
 
 
-class Held:
-    """What the processes of a container could write to without the kernel's telling, at one moment."""
+@dataclass
+class Descriptors:
+    """What the numbers of some processes say."""
 
-    def __init__(self, pids: Collection[int], earlier: frozenset[bytes] = frozenset()) -> None:
-        """``earlier``: what was mapped at the last look. ``pids``: processes that stand still, or none."""
-        self._pids = pids
+    writable: set[bytes] = field(default_factory=set)
+    """Container paths of the files that are open for writing."""
+    leased: dict[Inode, int] = field(default_factory=dict)
+    """Files under a write lease, each with its holder."""
+    is_all: bool = True
+    """None of them may hold a file besides."""
+
+    @classmethod
+    def of(cls, pids: Collection[int]) -> Descriptors:
+        """Of all of these processes, as long as that is worth it."""
+        found = cls()
+        left = _MOST
+        try:
+            for pid, thread in _threads(pids):
+                left -= found._add(pid, thread)
+                if left < 0 or not found.is_all:
+                    break
+        except OSError:
+            left = -1
+        found.is_all = found.is_all and left >= 0
+        return found
+
+    def _add(self, pid: int, thread: str) -> int:
+        """One thread's are in; answers how many it has."""
+        try:
+            table = os.open(f"{thread}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
+        with beneath.closing(table):
+            numbers = os.listdir(table)
+            for number in numbers:
+                with suppress(FileNotFoundError):
+                    target = os.readlink(number, dir_fd=table)
+                    if target.startswith("/"):
+                        self._add_file(pid, thread, number)
+                    elif target.startswith("socket:"):
+                        if _IN_FLIGHT.search(Path(f"{thread}/fdinfo/{number}").read_bytes()):
+                            self.is_all = False
+                    elif "io_uring" in target:
+                        self.is_all = False
+        return len(numbers)
+
+    def _add_file(self, pid: int, thread: str, number: str) -> None:
+        link = f"{thread}/fd/{number}"
+        self.writable |= names_of(link)
+        if stat.S_ISREG(os.stat(link).st_mode):
+            inode = leased_through(Path(f"{thread}/fdinfo/{number}"))
+            if inode is not None:
+                self.leased[inode] = pid
+
+
+class Held:
+    """What the processes of a container hold at one moment: what they could write to without the kernel's telling."""
+
+    def __init__(
+        self, pids: Collection[int], earlier: frozenset[bytes] = frozenset(), *, stand_still: bool = True
+    ) -> None:
+        """``earlier``: what was mapped at the last look. ``stand_still``: they do, so each can lend a file."""
+        self._pids = pids if stand_still else ()
         self.mapped = mapped_paths(pids)
         """Container paths that are mapped now."""
         self._suspect = self.mapped | earlier
-        self._open: frozenset[bytes] | None = None
-        self._looked = False
+        self._open = Descriptors.of(pids)
 
     def after_death(self) -> Held:
         """The same when the processes are gone: what they mapped is still to be read again."""
@@ -46,61 +105,19 @@ class Held:
 
     def open_inodes(self, mount: str, root_fd: int) -> frozenset[int] | None:
         """Those of a tree whose times have to be looked at; ``None``: it may be any."""
-        if not self._looked:
-            self._looked = True
-            self._open = open_for_writing(self._pids)
-        return None if self._open is None else inodes_of(self._open, mount, root_fd)
+        writable = self._open.writable
+        return inodes_of(writable, mount, root_fd) if self._open.is_all and ANYWHERE not in writable else None
+
+    def leases(self, *, others: bool) -> Leases:
+        """Files that must not be opened; ``others``: processes besides these may hold a lease on one of the files."""
+        if others or not self._open.is_all:
+            return write_leases(self._pids)
+        return {inode: pid if pid in self._pids else None for inode, pid in self._open.leased.items()}
 
 
-def open_for_writing(pids: Collection[int]) -> frozenset[bytes] | None:
-    """Container paths of the files that these frozen processes can write to; ``None``: it cannot be told."""
-    found: set[bytes] = set()
-    try:
-        # An OFD lock has no process, so its number is -1: it may be one of theirs.
-        if any(int(pid) in {*pids, -1} for pid in _WAITING.findall(Path("/proc/locks").read_bytes())):
-            return None
-        left = _MOST
-        for thread in _threads(pids):
-            left -= _add_open(thread, found)
-            if left < 0:
-                return None
-    except _CannotTell:
-        return None
-    except OSError:
-        return None
-    return None if ANYWHERE in found else frozenset(found)
-
-
-class _CannotTell(Exception):
-    pass
-
-
-def _threads(pids: Collection[int]) -> Iterator[Path]:
-    """Every thread: one may have a table of descriptors of its own."""
+def _threads(pids: Collection[int]) -> Iterator[tuple[int, str]]:
+    """The directory of every thread, with its process: one may have a table of descriptors of its own."""
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
-            yield from Path(f"/proc/{pid}/task").iterdir()
-
-
-def _add_open(thread: Path, found: set[bytes]) -> int:
-    """The names of what one thread can write to are in ``found``; answers how many descriptors it has.
-
-    Raises: _CannotTell.
-    """
-    try:
-        table = os.open(thread / "fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    with beneath.closing(table):
-        numbers = [entry.name for entry in os.scandir(table)]
-        for number in numbers:
-            with suppress(FileNotFoundError):
-                target = os.fsencode(os.readlink(number, dir_fd=table))
-                if target.startswith(b"/"):
-                    found |= names_of(thread / "fd" / number)
-                elif target.startswith(b"socket:"):
-                    if _IN_FLIGHT.search((thread / "fdinfo" / number).read_bytes()):
-                        raise _CannotTell
-                elif b"io_uring" in target:
-                    raise _CannotTell
-    return len(numbers)
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                yield pid, f"/proc/{pid}/task/{thread}"

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from snapshot_drivers import beneath
 
 ANYWHERE: Final = b"?"
 """Stands for a mapped file to which no path leads, but another name may: a hardlink of it, or one that came later."""
-_SHARED: Final = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]")
+_SHARED: Final = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]", re.MULTILINE)
 _GONE: Final = b" (deleted)"
 
 
@@ -27,45 +26,41 @@ def mapped_paths(pids: Iterable[int]) -> frozenset[bytes]:
     """Container paths of the files that these processes map shared and may write to; ``ANYWHERE`` if one has none."""
     found: set[bytes] = set()
     for pid in pids:
-        for directory, line in _mappings(pid):
-            match = _SHARED.match(line)
-            if match:
-                # The text of ``maps`` is ambiguous: it escapes a line break in a name, but not a backslash.
-                area = directory / f"map_files/{int(match[1], 16):x}-{int(match[2], 16):x}"
-                try:
-                    found |= names_of(area)
-                except FileNotFoundError:  # a process that is gone maps nothing
-                    continue
-                except OSError:
-                    found.add(ANYWHERE)
+        directory, table = _mappings(pid)
+        for match in _SHARED.finditer(table):
+            # The text of ``maps`` is ambiguous: it escapes a line break in a name, but not a backslash.
+            try:
+                found |= names_of(f"{directory}/map_files/{int(match[1], 16):x}-{int(match[2], 16):x}")
+            except FileNotFoundError:  # a process that is gone maps nothing
+                continue
+            except OSError:
+                found.add(ANYWHERE)
     return frozenset(found)
 
 
-def _mappings(pid: int) -> Iterator[tuple[Path, bytes]]:
+def _mappings(pid: int) -> tuple[str, bytes]:
     """The memory map of a process, from any of its threads that still has it: the first one may have ended."""
-    threads = [pid]
+    threads = [str(pid)]
     with suppress(OSError):
-        threads += [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        threads += os.listdir(f"/proc/{pid}/task")
     for thread in threads:
-        with suppress(OSError):
-            directory = Path(f"/proc/{thread}")
-            lines = (directory / "maps").read_bytes()
-            if lines:
-                yield from ((directory, line) for line in lines.split(b"\n"))
-                return
+        with suppress(OSError), open(f"/proc/{thread}/maps", "rb", buffering=0) as file:
+            if table := file.readall():
+                return f"/proc/{thread}", table
+    return "", b""
 
 
-def names_of(link: Path) -> set[bytes]:
+def names_of(link: str) -> set[bytes]:
     """The name of the file behind a link in ``map_files`` or ``fd``, if it was opened for writing.
 
     Raises: OSError.
     """
-    if not link.lstat().st_mode & stat.S_IWUSR:  # opened for reading alone
+    if not os.lstat(link).st_mode & stat.S_IWUSR:  # opened for reading alone
         return set()
-    path = os.fsencode(link.readlink())
+    path = os.fsencode(os.readlink(link))
     if not path.endswith(_GONE):
         return {path}
-    found = link.stat()
+    found = os.stat(link)
     return {ANYWHERE} if stat.S_ISREG(found.st_mode) and found.st_nlink else set()
 
 

@@ -125,7 +125,7 @@ def _plan(
 
 def _unequal(
     present: Node | None, wanted: Node, get: Get, runs: Mapping[int, Runs]
-) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+) -> tuple[Mapping[bytes, Node], Mapping[bytes, Node]]:
     """The entries of both directories, without those in leaves that both have, where these are known."""
     if present is None:
         return {}, children_of(wanted, get)

@@ -17,7 +17,7 @@ from snapshot_drivers.base import CaptureOptions, Coverage, Mount, RestoreReport
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import RestoreError, RestoreRefused, StoreDamaged
 from snapshot_drivers.freezer import Freezer
-from snapshot_drivers.leases import write_leases
+from snapshot_drivers.leases import Leases
 from snapshot_drivers.overlay.apply import apply_plan, remove_paths
 from snapshot_drivers.overlay.capture import Index, skip_set
 from snapshot_drivers.overlay.etc_files import restore_etc
@@ -67,14 +67,15 @@ class StagedRestore:
         self._check(self._target, manifest)
         known = index.trees if index.upper == self._layers.upper else {}
         # Mapped then or now: their timestamps say nothing, neither before the kill nor after it.
-        self._held = Held(freezer.pids() if target.init_pid is not None else [], index.mapped)
-        self._leases = write_leases([])
+        self._held = Held(freezer.pids() if target.init_pid is not None else [], index.mapped, stand_still=False)
+        self._leases: Leases = {}
         self._tracking = tracking or Tracking.without()
         self._tracking.prepare(self._layers.upper, target.engine_root, manifest.snapshot.entries)
         try:
             with open_sources(self._target, self._layers, open_mounts, memory=False) as sources:
                 if absent := self._absent(sources, memory=False):
                     raise RestoreRefused(f"{absent}; nothing was touched")
+                self._leases = self._held.leases(others=sources.are_shared)
                 self._real = {(tree.kind, tree.path): self._scan(tree, known) for tree in sources.trees}
                 for tree in sources.trees:
                     self._stage(tree)
@@ -243,7 +244,7 @@ class StagedRestore:
         lifecycle = self._target.lifecycle
         self._freezer.thaw()
         lifecycle.kill()
-        self._held, self._leases = self._held.after_death(), write_leases([])
+        self._held = self._held.after_death()
         self._wait_unmounted()
         reached("restore-killed")
         touched = 0
@@ -251,6 +252,7 @@ class StagedRestore:
         with open_sources(self._target, self._layers, self._open_mounts, memory=False) as sources:
             if absent := self._absent(sources, memory=False):
                 raise RestoreError(absent)
+            self._leases = self._held.leases(others=sources.are_shared)
             for tree in sources.trees:
                 touched += self._move(tree, self._real, proven, full=full)
                 reached("restore-tree-moved")

@@ -62,12 +62,10 @@ class Runs:
 
     def names_outside(self, leaves: Container[bytes]) -> Iterator[bytes]:
         """The names in all leaves but these."""
-        ends = [bisect_left(self._names, first) for first in self._firsts[1:]]
-        start = 0
-        for digest, end in zip(self.digests, [*ends, len(self._names)], strict=True):
+        for number, digest in enumerate(self.digests):
             if digest not in leaves:
-                yield from self._names[start:end]
-            start = end
+                start, *following = (bisect_left(self._names, first) for first in self._firsts[number : number + 2])
+                yield from self._names[start : following[0] if following else None]
 
     def _stretches(self, touched: list[bytes]) -> list[tuple[int, int]]:
         """Places from which and up to which the names stand that share a run with a touched one, or follow its run."""

@@ -61,6 +61,11 @@ class Sources:
     trees: list[Source] = field(default_factory=list)
     left_out: list[CoverageItem] = field(default_factory=list)
 
+    @property
+    def are_shared(self) -> bool:
+        """Others than the run's own processes may hold their files."""
+        return any(tree.is_shared or tree.kind is StateKind.BIND for tree in self.trees)
+
 
 def without(target: Target, excluded: Iterable[str]) -> Target:
     """The same container, with the mounts on and below excluded paths left as they are."""

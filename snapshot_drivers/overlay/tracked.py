@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, MutableMapping, Set
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +17,7 @@ from snapshot_drivers import beneath
 from snapshot_drivers.base import CaptureOptions
 from snapshot_drivers.errors import LimitExceeded
 from snapshot_drivers.leases import Leases
+from snapshot_drivers.overlay.branch import branched
 from snapshot_drivers.overlay.paths import PathSet
 from snapshot_drivers.overlay.places import MANY_ENTRIES, Doubt, Places
 from snapshot_drivers.overlay.runs import Runs
@@ -99,12 +100,12 @@ class TrackedScanner(Scanner):
         self._touched[id(node)] = set()
         names = self._marks.get(node.ino)
         if names:
-            node.children = dict(before.children)
+            node.children = branched(before.children)
             for name in sorted(names):
                 self._look_at(place.fd, name, frame, node.children)
         frame.pending.reverse()
 
-    def _look_at(self, directory_fd: int, name: bytes, frame: _Frame, children: dict[bytes, Node]) -> None:
+    def _look_at(self, directory_fd: int, name: bytes, frame: _Frame, children: MutableMapping[bytes, Node]) -> None:
         """The entry is in ``children`` as it is now, if it is there."""
         if frame.skip.holds(name):
             raise Doubt

@@ -157,6 +157,10 @@ class Tracking:
             self._base, self._options = {}, options
         return self._tracker is not None and self._looked_in == self._losses
 
+    def doubt(self) -> None:
+        """The next walks are whole ones, as after a loss."""
+        self._base = {}
+
     def walk(
         self,
         source: Source,
