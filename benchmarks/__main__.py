@@ -160,7 +160,11 @@ def main() -> None:
     parser.add_argument("--chart", type=Path)
     options = parser.parse_args()
     if options.steps:
-        steps.show(steps.side_by_side(options.steps))
+        courses = steps.side_by_side(options.steps)
+        steps.show(courses)
+        if options.json:
+            figures = {"machine": machine(), "courses": [asdict(one) for one in courses]}
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
         return
     rows: list[Row] = []
     for shape in SHAPES:

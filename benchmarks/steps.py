@@ -2,8 +2,8 @@
 
     python -m benchmarks --steps 300
 
-Both runs are whole ones by the command line, in processes of their own. The one without checkpoints has a driver that
-takes nothing, made known by an entry point as a third party's would be.
+Both runs are whole ones by the command line, in processes of their own, at the same time. The one without checkpoints
+has a driver that takes nothing, made known by an entry point as a third party's would be.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +59,8 @@ def side_by_side(steps: int) -> list[Course]:
         package.mkdir(parents=True)
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-none\nVersion: 0\n")
         (package / "entry_points.txt").write_text(ENTRY_POINT)
-        return [_course(place, driver) for driver in ("none", "overlay")]
+        with ThreadPoolExecutor(2) as both:
+            return list(both.map(lambda driver: _course(place, driver), ("none", "overlay")))
 
 
 def _course(place: Path, driver: str) -> Course:

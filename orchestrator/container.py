@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from orchestrator import workload
 from orchestrator.container_config import ContainerConfig, config_of
@@ -21,6 +21,7 @@ from snapshot_drivers.base import Target
 from snapshot_drivers.crash_points import reached
 from snapshot_drivers.errors import ContainerNotRunning, EngineError
 from snapshot_drivers.mountinfo import own_mounts
+from snapshot_drivers.namespaces import ContainerProcess
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_OUTPUT_BYTES: Final = 16_000
@@ -109,7 +110,10 @@ class Container:
         """See ``Lifecycle``: nothing of it runs, and the host has its root filesystem unmounted."""
         found = self.engine.inspect(self.container_id)
         self._kills += 1
-        self.engine.kill(self.container_id)
+        if self._ended_by_signal(found["State"]):
+            self.engine.wait_for_end(self.container_id)
+        else:
+            self.engine.kill(self.container_id)
         merged = (found.get("GraphDriver", {}).get("Data") or {}).get("MergedDir")
         deadline = time.monotonic() + _UNMOUNT_S
         while self._is_mounted(merged):
@@ -279,6 +283,17 @@ class Container:
             if kills != self._kills:
                 raise ContainerNotRunning(f"{self.name} was taken back to a breakpoint, and the command ended with it")
             self.processes().kill_session(session)
+
+    def _ended_by_signal(self, state: dict[str, Any]) -> bool:
+        """PID 1 was sent SIGKILL from here, where it is a process of this host: an engine starts a program to do so."""
+        if not state["Pid"] or state["Paused"]:
+            return False
+        try:
+            with ExitStack() as stack:
+                ContainerProcess(state["Pid"], self.container_id, stack).kill()
+        except (ContainerNotRunning, OSError):
+            return False
+        return True
 
     def _init_pid(self) -> int:
         pid = int(self.engine.inspect(self.container_id)["State"]["Pid"])

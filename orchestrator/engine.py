@@ -168,14 +168,15 @@ class Engine(EngineConnection):
         self._call(f"start container {container}", self._api.start, container)
 
     def kill(self, container: str) -> None:
-        """SIGKILL was sent to its PID 1 and it does not run any more. Repeatable.
-
-        Raises: EngineError: it still runs after 30 s, or is not there.
-        """
+        """It was sent SIGKILL and does not run any more. Repeatable. Raises: EngineError: see ``wait_for_end``."""
         try:
             self._call(f"kill container {container}", self._api.kill, container)
         except ContainerNotRunning:
             return
+        self.wait_for_end(container)
+
+    def wait_for_end(self, container: str) -> None:
+        """It does not run any more. Raises: EngineError: it still runs after 30 s, or is not there."""
         self._call(f"wait for the end of container {container}", self._api.wait, container, timeout=_STOP_S)
 
     def remove(self, container: str) -> None:

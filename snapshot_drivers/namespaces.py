@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -73,6 +74,13 @@ class ContainerProcess:
         if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
             raise EngineError(f"process {self.pid} has no {kind} namespace of its own: it is no container's")
         return descriptor
+
+    def kill(self) -> None:
+        """It is sent SIGKILL. Raises: ContainerNotRunning: it is gone. PermissionError."""
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError as error:
+            raise self._gone() from error
 
     def check(self) -> None:
         """Still alive, so what was opened since the pidfd is its own.

@@ -6,7 +6,7 @@
  *   JOIN = "pid net uts cgroup mnt work last count group... enter_pid leave_pid"
  *
  * Words are descriptors, -1 for none: namespaces of the container; WORK, the host's directory that becomes the current
- * one; LAST, ns_last_pid of the host's procfs; COUNT files cgroup.procs. CRIU itself gets a pid above ENTER_PID, out of
+ * one; LAST, ns_last_pid of the host's procfs; COUNT files by which cgroups are joined. CRIU itself gets a pid above ENTER_PID, out of
  * the way of what it restores; the next process after it one above LEAVE_PID. 0 leaves the numbers alone.
  *
  * The ipc namespace is not joined: CRIU carries System V objects only when the tree's differs from its own.

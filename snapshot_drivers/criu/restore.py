@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from snapshot_drivers import cgroups
 from snapshot_drivers.base import RestoreReport, Staged, Target
@@ -24,11 +24,14 @@ from snapshot_drivers.criu.tcp import destroy_outside
 from snapshot_drivers.criu.trees import Running, look, members
 from snapshot_drivers.criu.work_directory import work_directory
 from snapshot_drivers.errors import RestoreError
+from snapshot_drivers.freezer import freezer_hierarchy
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import StoredProcesses
 
-_ROOM = 100
+_ROOM: Final = 100
 """Pid numbers between those that come back and CRIU's own."""
+_CONNECTIONS: Final = "tcp-stream-*.img"
+"""Each is of an established one."""
 
 
 class StagedProcesses:
@@ -116,6 +119,7 @@ class StagedProcesses:
                 leave_pid=highest,
             )
             options = restore_options(tcp=self._tcp)
+            stack.enter_context(cgroups.quick_moves(freezer_hierarchy()))
             resumed = stack.enter_context(ExitStack())
             call = stack.enter_context(self._gateway.call(rpc.Kind.RESTORE, options, work, place))
             memory_bytes = sum(path.stat().st_size for path in work.iterdir())
@@ -123,7 +127,7 @@ class StagedProcesses:
             try:
                 tree = self._now(target, call)
                 compare(tree, self._facts, target.init_pid)
-                if self._tcp == "keep":
+                if self._tcp == "keep" and any(work.glob(_CONNECTIONS)):
                     destroy_outside(target.init_pid, target.container_id)
             except (RestoreError, OSError):
                 kill_all(target)  # before CRIU lets go of it
@@ -159,11 +163,15 @@ def kill_all(target: Target) -> None:
 
 
 def _groups(target: Target, stack: ExitStack) -> list[int]:
-    """The container's ``cgroup.procs`` of every hierarchy."""
+    """By which a process that writes 0 becomes a member of the container's cgroup in every hierarchy.
+
+    In version 1 as a single thread, which waits for nothing: CRIU has no other one yet.
+    """
     found = []
     for hierarchy in cgroups.hierarchies():
         directory = cgroups.container_directory(hierarchy, target.freeze_group, target.container_id)
         if directory is not None:
-            found.append(os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            name = "tasks" if hierarchy.version == 1 else "cgroup.procs"
+            found.append(os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC))
             stack.callback(os.close, found[-1])
     return found

@@ -86,7 +86,7 @@ def test_loops_against_criu_neither_hang_a_capture_nor_harm_a_program(make: Make
         assert len(found) == 2 and all(reason for state, reason in found if state is not CoverageState.CAPTURED), found
         taken += all(state is CoverageState.CAPTURED for state, _ in found)
         assert place.sh(ASK) == str(turn)
-    place.sh("pkill -f '^python3 attack'")
+    place.sh("pkill -f '^python3 attack'; while pgrep -f '^python3 attack' >/dev/null; do sleep 0.01; done")
     snapshot = place.taken()
     place.restore(snapshot)
     assert place.sh(ASK) == str(ROUNDS + 1)
