@@ -50,15 +50,16 @@ def measure(shape: Shape, rounds: int, *, peers: bool, stack: ExitStack) -> list
     stack.callback(remove, session)
     session.begin()
     run(session, shape.make)
-    first = session.checkpoint(note="first").snapshot_id or ""
+    session.checkpoint(note="first")
     time.sleep(0.1)
     rounds = min(rounds, LARGE_ROUNDS) if shape.is_large else rounds
-    rows, last = [], first
+    rows, taken = [], {}
     numbers = itertools.count()
     for series, program in shape.changes.items():
-        more, last = checkpoints(session, shape.name, series, changing(session, program, numbers), rounds)
+        more, taken[series] = checkpoints(session, shape.name, series, changing(session, program, numbers), rounds)
         rows += more
-    rows += restores(session, shape.name, [first, last], max(4, rounds // 2))
+    for series, last_two in taken.items():
+        rows += restores(session, shape.name, series, last_two, max(4, rounds // 2))
     if peers:
         few = min(PEER_ROUNDS, rounds)
         change = changing(session, next(iter(shape.changes.values())), numbers)
@@ -96,8 +97,8 @@ def changing(session: Session, program: str, numbers: Iterator[int]) -> Callable
 
 def checkpoints(
     session: Session, state: str, series: str, change: Callable[[int], None], rounds: int
-) -> tuple[list[Row], str]:
-    """Checkpoints with that change before each, and the snapshot of the last."""
+) -> tuple[list[Row], list[str]]:
+    """Checkpoints with that change before each, and the snapshots of the last two."""
     taken: list[str] = []
     change(-1)
     session.checkpoint()
@@ -111,11 +112,11 @@ def checkpoints(
         row(state, f"checkpoint, {series} changed", times),
         row(state, "of which looking and storing", [one.capture_ms for one in loaded]),
         row(state, "of which the container stood still", [one.frozen_ms for one in loaded]),
-    ], taken[-1]
+    ], taken[-2:]
 
 
-def restores(session: Session, state: str, snapshot_ids: list[str], rounds: int) -> list[Row]:
-    """Restores to and fro, with the engine's kill and start and without."""
+def restores(session: Session, state: str, series: str, snapshot_ids: list[str], rounds: int) -> list[Row]:
+    """Restores to and fro between two that are one change apart, with the engine's kill and start and without."""
     spent: list[float] = []
 
     def restore(number: int) -> None:
@@ -127,9 +128,11 @@ def restores(session: Session, state: str, snapshot_ids: list[str], rounds: int)
         staged.discard()
         spent.append(lifecycle.spent_ms)
 
-    whole = timed(restore, rounds)
+    restore(0)  # from wherever the container stands
+    spent.clear()
+    whole = timed(lambda number: restore(number + 1), rounds)
     without = [one - engine for one, engine in zip(whole, spent, strict=True)]
-    return [row(state, "restore", whole), row(state, "of which not kill and start", without)]
+    return [row(state, f"restore, {series} changed", whole), row(state, "of which not kill and start", without)]
 
 
 def machine() -> dict[str, str | int]:

@@ -119,7 +119,7 @@ class Session:
         loaded = _overridden(loaded, driver, keep)
         spec, observer = loaded.spec, observer or Observer()
         with ExitStack() as resources:
-            made_driver = make_driver(spec.snapshots.driver, data_dir.store, spec.snapshots.options)
+            made_driver = make_driver(spec.snapshots.driver, data_dir.store, spec.driver_options())
             resources.callback(made_driver.close)
             directory = data_dir.create_run(run_id or new_run_id(spec.name), task_text=recorded_text(spec))
             resources.enter_context(directory.lock())
@@ -161,7 +161,7 @@ class Session:
             resources.enter_context(directory.lock())
             record = directory.read_record()
             loaded = load_recorded(directory.task_path, source_dir=Path(record.source_dir), environ=environ)
-            driver = make_driver(record.driver, data_dir.store, loaded.spec.snapshots.options)
+            driver = make_driver(record.driver, data_dir.store, loaded.spec.driver_options())
             resources.callback(driver.close)
             log = resources.enter_context(ContextLog.open(directory.events_path, run_id, writer=True))
             if resume:

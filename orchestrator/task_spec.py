@@ -316,6 +316,11 @@ class TaskSpec(_Part):
         values = {name: secrets.get(name) if item.secret else item.value for name, item in self.env.items()}
         return {name: value for name, value in values.items() if value is not None}
 
+    def driver_options(self) -> dict[str, Any]:
+        """What its driver is made with. ``criu`` must take declared daemons, unless the task forgoes that."""
+        must = {"require": "all"} if self.daemons and self.snapshots.driver == "criu" else {}
+        return {**must, **self.snapshots.options}
+
     def redacted(self) -> dict[str, Any]:
         """The task as plain data for the log: secrets' values are ``"<secret>"``. It loads again as a task."""
         data = self.model_dump(mode="json")

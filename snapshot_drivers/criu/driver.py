@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from snapshot_drivers.base import CaptureOptions, Change, CoverageItem, CoverageState, Snapshot, Staged, Target
 from snapshot_drivers.criu.capture import FOREIGN, FilesOnly, Held, HeldTree, hold, item, namespaces, unheld
-from snapshot_drivers.criu.enclosure import Enclosures
+from snapshot_drivers.criu.enclosure import Enclosures, StillMoving
 from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway, Place
 from snapshot_drivers.criu.images import check_seal
 from snapshot_drivers.criu.preflight import obstacle
@@ -25,6 +25,8 @@ from snapshot_drivers.store.manifest import ManifestStore
 
 WORK: Final = "processes"
 """In the store: images on their way into a pack or out of one."""
+_MORE_TRIES: Final = 2
+"""Where processes do not stand still in time, which happens on a busy machine."""
 _CHOICES: Final = {"require": ("all", "any"), "clock": ("preserve", "host"), "tcp": ("keep", "close")}
 
 
@@ -76,6 +78,15 @@ class CriuDriver:
     def capture(self, target: Target, parent_id: str | None, options: CaptureOptions) -> Snapshot:
         """See ``base.SnapshotDriver.capture``. Raises: CaptureError: ``require: all``, and one cannot be taken."""
         began = time.perf_counter()
+        for _ in range(_MORE_TRIES):
+            with suppress(StillMoving):
+                return self._capture(target, parent_id, options, began, give_up=False)
+        return self._capture(target, parent_id, options, began, give_up=True)
+
+    def _capture(
+        self, target: Target, parent_id: str | None, options: CaptureOptions, began: float, *, give_up: bool
+    ) -> Snapshot:
+        """``give_up``: what does not stand still now is left out. Raises: StillMoving: without; and as ``capture``."""
         running = settled(target, self._launcher)
         if target.init_pid is None:
             return self._files.capture(target, parent_id, options)
@@ -87,6 +98,8 @@ class CriuDriver:
                 companion = self._hold(target, running, stack, began)
             except CriuError as error:
                 stack.close()
+                if isinstance(error, StillMoving) and not give_up:
+                    raise
                 companion = FilesOnly(self._left_out(running.tree[1:], str(error), running.foreign), began)
             return self._files.capture(target, parent_id, options, companion=companion)
 

@@ -27,6 +27,11 @@ from snapshot_drivers.freezer import Freezer, freezer_hierarchy
 _ROUNDS: Final = 50
 _WAIT_S: Final = 1.0
 
+
+class StillMoving(CriuError):
+    """On a busy machine they may stand still at the next try."""
+
+
 Who = Callable[[], Iterable[Process]]
 """Looks again who belongs in."""
 
@@ -51,7 +56,7 @@ class Enclosure:
         ``wait`` until all stand still; without, one that is traced stands still when its tracer lets go of it.
         ``stay``: they stay in it as they run on, and what they start begins there (a move waits for the kernel's RCU).
 
-        Raises: CriuError: they cannot be frozen.
+        Raises: StillMoving: they cannot be frozen.
         """
         self.directory.mkdir(exist_ok=True)
         try:
@@ -78,13 +83,13 @@ class Enclosure:
             if not left:
                 return
             _move(left, self.directory)
-        raise CriuError("its processes multiply faster than they can be frozen")
+        raise StillMoving("its processes multiply faster than they can be frozen")
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _WAIT_S
         while not self._freezer.is_frozen():
             if time.monotonic() > deadline:
-                raise CriuError(f"its processes could not be frozen within {_WAIT_S:g} s")
+                raise StillMoving(f"its processes could not be frozen within {_WAIT_S:g} s")
             time.sleep(0.0005)
 
     def _empty(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from snapshot_drivers import beneath
@@ -168,5 +169,7 @@ def _lower_of_stopped(directory: Path) -> tuple[Path, ...]:
     return _resolved(directory.parent, text)
 
 
+@lru_cache(maxsize=64)
 def _resolved(base: Path, text: str) -> tuple[Path, ...]:
+    """The links of layers' short names are made with the layers and stay as they are."""
     return tuple(Path(os.path.realpath(base / part)) for part in text.strip().split(":"))

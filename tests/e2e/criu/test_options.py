@@ -59,7 +59,7 @@ def test_a_daemon_goes_on_or_is_started_by_its_command_where_its_memory_could_no
     run = cli.manual(
         setup=[f"cat > /counter.py <<'END'\n{program}\nEND"],
         daemons=[{"name": "counter", "start": "exec python3 /counter.py", "ready": "grep -q :1F40 /proc/net/tcp"}],
-        snapshots={"driver": "criu"},
+        snapshots={"driver": "criu", "options": {} if can_be_taken else {"require": "any"}},
     )
     assert [cli.sh(run, ASK).strip() for _ in range(2)] == ["1", "2"]
     point = cli.checkpoint(run)
@@ -67,3 +67,23 @@ def test_a_daemon_goes_on_or_is_started_by_its_command_where_its_memory_could_no
     restored = cli.json("restore", run, str(point), *([] if can_be_taken else ["--accept-partial"]))
     assert any("counter.py" in one for one in restored["processes"]["restored"]), restored
     assert cli.sh(run, ASK).strip() == ("3" if can_be_taken else "1")
+
+
+def test_a_daemon_whose_memory_cannot_be_taken_fails_the_checkpoint_unless_the_task_forgoes_it(cli: Cli) -> None:
+    run = cli.manual(
+        setup=[f"cat > /counter.py <<'END'\n{COUNTER % ''}\nEND"],
+        daemons=[{"name": "counter", "start": "exec python3 /counter.py", "ready": "grep -q :1F40 /proc/net/tcp"}],
+        snapshots={"driver": "criu"},
+    )
+    point = cli.checkpoint(run)
+    cli.sh(
+        run,
+        f"cat > /far.py <<'END'\nimport ctypes, time\nlibc = ctypes.CDLL(None)\n{FAR_WATCH}\n"
+        "open('/watches', 'w').close()\ntime.sleep(1e6)\nEND\n"
+        "setsid python3 /far.py >/dev/null 2>&1 </dev/null & while [ ! -e /watches ]; do sleep 0.05; done",
+    )
+    _, said = cli("checkpoint", run, code=None)
+    assert "cannot be taken" in said and "require: all" in said
+    cli.sh(run, "pkill -f '^python3 /far'; while pgrep -f '^python3 /far' >/dev/null; do sleep 0.01; done")
+    cli.json("restore", run, str(point))
+    assert cli.sh(run, ASK).strip() == "1"
