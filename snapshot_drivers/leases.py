@@ -45,19 +45,18 @@ def write_leases(pids: Collection[int]) -> dict[Inode, int | None]:
     Reading the kernel's table makes it wait for all processors (a grace period of RCU): some 10 ms.
     """
     found: dict[Inode, int | None] = {}
-    for words in _locks(Path("/proc/locks")):
+    for words in _locks(Path("/proc/locks").read_text("ascii", "replace")):
         if words[2:4] != ["ACTIVE", "READ"]:
             pid = int(words[4])
             found[_inode(words[5])] = pid if pid in pids else None
     return found
 
 
-def leased_through(information: Path) -> Inode | None:
-    """The file on which a write lease is held through a descriptor, by its ``/proc/<pid>/fdinfo/<number>``.
-
-    Raises: OSError.
-    """
-    held = (words for words in _locks(information) if words[2:4] != ["ACTIVE", "READ"])
+def leased_through(information: bytes) -> Inode | None:
+    """The file on which a write lease is held through a descriptor; from ``/proc/<pid>/fdinfo/<number>``."""
+    if b"LEASE" not in information:
+        return None
+    held = (words for words in _locks(information.decode("ascii", "replace")) if words[2:4] != ["ACTIVE", "READ"])
     return next((_inode(words[5]) for words in held), None)
 
 
@@ -84,7 +83,7 @@ def _descriptor_of(pid: int | None, inode: Inode) -> int:
     if pid is not None:
         with suppress(OSError), beneath.closing(os.pidfd_open(pid)) as process:
             for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-                if any(_inode(words[5]) == inode for words in _locks(entry)):
+                if any(_inode(words[5]) == inode for words in _locks(entry.read_text("ascii", "replace"))):
                     found = _get(process, int(entry.name))
                     if Inode.of(os.fstat(found)) == inode and _is_readable(found):
                         return found
@@ -103,9 +102,9 @@ def _is_readable(descriptor: int) -> bool:
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
 
 
-def _locks(table: Path) -> Iterator[list[str]]:
+def _locks(table: str) -> Iterator[list[str]]:
     """Leases of a table, or of one descriptor: number, LEASE, state, type, pid, device and inode, range."""
-    for line in table.read_text("ascii", "replace").splitlines():
+    for line in table.splitlines():
         words = line.removeprefix("lock:").split()
         if len(words) > 5 and words[1] == "LEASE":
             yield words

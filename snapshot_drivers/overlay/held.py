@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from snapshot_drivers import beneath
@@ -67,19 +65,18 @@ class Descriptors:
                     if target.startswith("/"):
                         self._add_file(pid, thread, number)
                     elif target.startswith("socket:"):
-                        if _IN_FLIGHT.search(Path(f"{thread}/fdinfo/{number}").read_bytes()):
+                        if _IN_FLIGHT.search(_read(f"{thread}/fdinfo/{number}")):
                             self.is_all = False
                     elif "io_uring" in target:
                         self.is_all = False
         return len(numbers)
 
     def _add_file(self, pid: int, thread: str, number: str) -> None:
-        link = f"{thread}/fd/{number}"
-        self.writable |= names_of(link)
-        if stat.S_ISREG(os.stat(link).st_mode):
-            inode = leased_through(Path(f"{thread}/fdinfo/{number}"))
-            if inode is not None:
-                self.leased[inode] = pid
+        """Nothing asks the file itself: it may lie on a file system that does not answer."""
+        self.writable |= names_of(f"{thread}/fd/{number}")
+        inode = leased_through(_read(f"{thread}/fdinfo/{number}"))
+        if inode is not None:
+            self.leased[inode] = pid
 
 
 class Held:
@@ -113,6 +110,11 @@ class Held:
         if others or not self._open.is_all:
             return write_leases(self._pids)
         return {inode: pid if pid in self._pids else None for inode, pid in self._open.leased.items()}
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
 
 
 def _threads(pids: Collection[int]) -> Iterator[tuple[int, str]]:
