@@ -21,7 +21,7 @@ from snapshot_drivers.overlay.scan import ScannedTree
 from snapshot_drivers.tree import Node, digest_of
 
 _ONE_IN: Final = 100
-_BUDGET_S: Final = 0.0003
+_BUDGET_S: Final = 0.0005
 _MOST: Final = 50
 """There is no time for more."""
 _READ_BYTES: Final = 1 << 18
