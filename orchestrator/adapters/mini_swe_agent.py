@@ -7,13 +7,17 @@ LiteLLM, whose hook records them.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import platform
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator.adapters import litellm
+from orchestrator.recorded_call import shared_length
+from orchestrator.recording.current_execution import current_execution
 from orchestrator.recording.tool_hook import tool
 
 if TYPE_CHECKING:
@@ -112,6 +116,87 @@ class RunEnvironment:
         return self._run.backtrack_commit(given.breakpoint_id, " ".join(given.memory))
 
 
+def restorable(agent: Any) -> Any:
+    """``agent``, which goes on after a rewind from what it knew at the breakpoint, without repeating its steps.
+
+    For the first ``run`` of the first agent of a pass. What it knows are its attributes, its ``messages`` among them;
+    where these are no plain values it repeats itself. Its model, environment and configuration are made anew: those of
+    mini-swe-agent remember nothing.
+    """
+    steps = _Steps(agent)
+    agent.run, agent.step = steps.run, steps.step
+    return agent
+
+
+_NOT_KNOWLEDGE = frozenset({"model", "env", "config", "logger", "run", "step", "_start_time"})
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The attributes of an agent at the beginning of a step."""
+
+    attributes: dict[str, Any]
+
+
+class _Steps:
+    """The steps of one agent, as a ``Stateful``: what it knows at the beginning of each puts it back there."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._run, self._step = agent.run, agent.step
+        self._runs = 0
+        self._made = 0
+        self._watched = False
+        self._messages: list[Any] = []
+        self._known: _Known | None = None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._runs += 1
+        return self._run(*args, **kwargs)
+
+    def step(self) -> Any:
+        if not self._made:
+            self._begin()
+        self._made += 1
+        self._known = self._copied() if self._watched and self._runs == 1 else None
+        return self._step()
+
+    def mark(self) -> int | None:
+        return self._made if self._runs == 1 else None
+
+    def state(self) -> _Known | None:
+        return self._known
+
+    def _begin(self) -> None:
+        """The loop goes on from the state that was kept, its first messages being made already."""
+        execution = current_execution()
+        if execution is None:
+            return
+        kept = execution.kept_state()
+        known = kept if isinstance(kept, _Known) else None
+        self._watched = execution.keep_states(self, put_back=known is not None)
+        if self._watched and known is not None:
+            vars(self._agent).update(copy.deepcopy(known.attributes))
+
+    def _copied(self) -> _Known | None:
+        """Messages that the last step had too are shared with its copy. ``None``: it knows more than plain values."""
+        known = {name: value for name, value in vars(self._agent).items() if name not in _NOT_KNOWLEDGE}
+        messages = known.pop("messages")
+        same = shared_length(self._messages, messages)
+        if not _is_plain(known) or not _is_plain(messages[same:]):
+            return None
+        self._messages = [*self._messages[:same], *copy.deepcopy(messages[same:])]
+        return _Known({**copy.deepcopy(known), "messages": self._messages})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -144,12 +229,14 @@ def drive(run: RecordedRun) -> Any:
             cost_tracking="ignore_errors",
             **{name: value for name, value in config["model"].items() if name.endswith("_template")},
         )
-        agent = DefaultAgent(
-            model,
-            RunEnvironment(run),
-            **{name: config["agent"][name] for name in templates},
-            step_limit=0,
-            cost_limit=0.0,
+        agent = restorable(
+            DefaultAgent(
+                model,
+                RunEnvironment(run),
+                **{name: config["agent"][name] for name in templates},
+                step_limit=0,
+                cost_limit=0.0,
+            )
         )
         result: dict[str, Any] = agent.run(run.instruction + (HINT if spec.strategy == "rewind" else ""))
         return result

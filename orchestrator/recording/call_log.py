@@ -25,9 +25,10 @@ from orchestrator.events import (
     ToolStartEvent,
 )
 from orchestrator.journal import Journal
-from orchestrator.recorded_call import MESSAGES, Input, RecordedCall, RecordedInput, shortened
+from orchestrator.recorded_call import MESSAGES, RecordedCall, RecordedInput, shortened
 from orchestrator.recording.harness_call import Answer, Asked, Call, ToolAnswer
-from orchestrator.recording.replay import ASKS, Replay
+from orchestrator.recording.own_states import OwnStates
+from orchestrator.recording.replay import ASKS, Past, Replay
 from orchestrator.recording.told import Conversations
 from orchestrator.resume_point import RESTARTED, tries
 from orchestrator.session import Session
@@ -44,13 +45,20 @@ class CallLog:
     """The lines of one execution. Not safe for threads."""
 
     def __init__(
-        self, session: Session, desk: Desk, replay: Replay, conversations: Conversations, news: str | None
+        self,
+        session: Session,
+        desk: Desk,
+        replay: Replay,
+        conversations: Conversations,
+        states: OwnStates,
+        news: str | None,
     ) -> None:
         self._session = session
         self._journal = session.journal
         self._checkpointer = session.checkpointer
         self._desk = desk
         self._conversations = conversations
+        self._states = states
         self._news = news
         self.inputs = dict(replay.inputs)
         """The whole inputs of the path's calls, by number."""
@@ -69,10 +77,10 @@ class CallLog:
         given = RecordedInput(**{**given.model_dump(), "rest": self._aside(given.rest)})
         return RecordedCall(number=number, scope=scope, lane=lane, beside=beside, api=asked.api, input=given)
 
-    def answered(self, call: Call, input_then: Input, told: list[Any]) -> None:
+    def answered(self, past: Past) -> None:
         """The model call is answered from the log; later ones are written relative to it."""
-        self._conversations.answered(call.scope, input_then, told)
-        self._last_model[call.scope] = call.number
+        self._conversations.answered(past.call.scope, past.input, past.told)
+        self._last_model[past.call.scope] = past.call.number
 
     def begin_model(self, call: Call) -> None:
         """The request may be sent; with no other call beside it, its breakpoint's snapshot is being taken.
@@ -180,9 +188,11 @@ class CallLog:
 
         Raises: SnapshotError, HostError.
         """
-        captured, self._captured, self._captured_for = self._captured, None, None
+        captured, call = self._captured, self._captured_for
+        self._captured = self._captured_for = None
         if captured is not None:
-            self._checkpointer.commit(captured)
+            checkpoint = self._checkpointer.commit(captured)
+            self._states.keep(checkpoint.breakpoint_id, None if call is None else call.kept)
 
     def drop_breakpoint(self) -> str | None:
         """The moment before the model call that is under way is no breakpoint; answers its snapshot, if it has one."""

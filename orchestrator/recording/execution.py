@@ -17,12 +17,13 @@ from orchestrator.aside import taken_back
 from orchestrator.desk import LIMIT_TIME, STOPPED, Desk
 from orchestrator.ending import Ending, ending, time_left_s
 from orchestrator.errors import Divergence, HostError, OrchestratorError
-from orchestrator.events import CheckpointEvent, EngineErrorEvent, Event
+from orchestrator.events import CheckpointEvent, EngineErrorEvent, Event, RestoreEvent, RewindEvent
 from orchestrator.recorded_call import Input
 from orchestrator.recording.call_log import CallLog
 from orchestrator.recording.harness_call import Answer, Asked, Call, ToolAnswer, around
 from orchestrator.recording.in_flight import InFlight
-from orchestrator.recording.leaving import LeaveHarness, RecorderFailed, Rewound, RunOver
+from orchestrator.recording.leaving import LeaveHarness, RecorderFailed, Rewound, RunOver, StateUnfit
+from orchestrator.recording.own_states import Kept, OwnStates, Stateful
 from orchestrator.recording.replay import Diverged, Found, Replay, Wait
 from orchestrator.recording.told import Conversations
 from orchestrator.request import digest
@@ -38,8 +39,17 @@ _LOG = logging.getLogger("orchestrator")
 class Execution:
     """May be used from several threads and tasks: ``lock`` is the run's, and held for every line that is written."""
 
-    def __init__(self, session: Session, desk: Desk, lock: threading.RLock, *, news: str | None = None) -> None:
-        """It begins where the run stands. ``news``: what the agent is told with its next new request.
+    def __init__(
+        self,
+        session: Session,
+        desk: Desk,
+        lock: threading.RLock,
+        kept: dict[int, Kept],
+        *,
+        news: str | None = None,
+    ) -> None:
+        """It begins where the run stands. ``kept``: the run's, see ``OwnStates``. ``news``: what the agent is told with
+        its next new request.
 
         Raises: LogDamaged: the path to the head cannot be read.
         """
@@ -61,7 +71,10 @@ class Execution:
             taken_back=self.taken_back,
         )
         conversations = Conversations(self._replay.told_next, self._replay.announced, self._agent.ignore)
-        self._log = CallLog(session, desk, self._replay, conversations, news)
+        head = self._journal.head
+        begins_at = head.breakpoint_id if isinstance(head, RewindEvent | RestoreEvent) else None
+        self._states = OwnStates(kept, begins_at, self._agent.ignore)
+        self._log = CallLog(session, desk, self._replay, conversations, self._states, news)
         self._in_flight = InFlight()
         self._writing = False
         self._late: list[tuple[Call, Answer]] = []
@@ -89,12 +102,53 @@ class Execution:
         """The harness may go on. Raises: LeaveHarness."""
         if self.over is not None:
             raise self.over
+        if self._states.unproven:
+            self.leave(StateUnfit("it acted before its first request"))
 
     def leave(self, reason: LeaveHarness) -> NoReturn:
         """The harness is left; whatever it still does meets ``reason``."""
         with self._lock:
             self.over = self.over or reason
         raise self.over
+
+    def kept_state(self) -> Any | None:
+        """The state that ``keep_states`` has kept at the breakpoint at which the run stands.
+
+        ``None``: there is none, or the harness has done something in this pass already.
+        """
+        with self._lock:
+            return self._states.here() if self._untouched() else None
+
+    def keep_states(self, harness: Stateful, *, put_back: bool = False) -> bool:
+        """The states of ``harness`` are kept at the breakpoints of this pass; false: it is not the first in it.
+
+        ``put_back``: it goes on from ``kept_state``. If its first call is not the request that was made there, it is
+        left before anything is sent, and runs again from its beginning.
+        """
+        with self._lock:
+            untouched = self._untouched()
+            if untouched:
+                self._states.watch(harness, put_back=put_back)
+            return untouched
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The harness runs in the block.
+
+        Raises: LeaveHarness: it failed after it had been left; it ended, and never made the request of its state.
+            Otherwise what it raises.
+        """
+        try:
+            yield
+        except (Exception, BaseExceptionGroup) as error:
+            # Frameworks gather what their calls raised, and fail over what is no ``Exception`` among it.
+            if self.over is not None:
+                raise self.over from error
+            if self._states.unproven:
+                self.leave(StateUnfit(f"{type(error).__name__}: {error}"))
+            raise
+        if self._states.unproven:
+            self.leave(StateUnfit("it ended without a request"))
 
     def end_model(self, call: Call, answer: Answer) -> None:
         """The answer stands in the log, after its breakpoint.
@@ -192,12 +246,27 @@ class Execution:
         now = self._journal.redacted_value(asked.input)
         hashed = digest(now)
         with self._lock, suppress(Wait):
+            self._prove(asked, scope, now)
             self.check()
             self._in_flight.leave_streams(self._in_flight.lane())
             with self._written():
                 found = None if self._replay.over else self._find(asked, scope, hashed, now, since_s)
                 return self._begin_new(asked, scope, hashed) if found is None else self._answer(asked, found)
         return None
+
+    def _untouched(self) -> bool:
+        """The pass has just begun, so that a state can stand for all of it."""
+        return not (self.answered or self.made or self._states.watched or around())
+
+    def _prove(self, asked: Asked, scope: int | None, now: Input) -> None:
+        """What the harness did on its way to its state counts as answered. Raises: LeaveHarness: it leads elsewhere."""
+        if self.over is not None or not self._states.unproven:
+            return
+        if (why := self._states.proven(asked.kind, asked.api, scope, now)) is not None:
+            self.leave(StateUnfit(why))
+        for past in self._replay.skip():
+            if past.kind == "model":
+                self._log.answered(past)
 
     def _find(self, asked: Asked, scope: int | None, hashed: str, now: Input, since_s: float) -> Found | None:
         """The recorded call; ``None``: it is made after all. Raises: Wait, Divergence."""
@@ -222,13 +291,14 @@ class Execution:
                 f"call {past.call.number} ({asked.api}, {asked.name}) cannot be answered from the log: its outcome was "
                 "kept as text only; go back to a breakpoint before it, and let it return JSON"
             )
+        self._states.called(past.call.scope)
         call = Call(asked, past.call, past=None if past.open else past)
         if past.open:
             self._in_flight.add(call)
             return call
         self.answered += 1
         if past.kind == "model":
-            self._log.answered(call, past.input, past.told)
+            self._log.answered(past)
         return call
 
     def _diverged(self, error: Diverged) -> None:
@@ -255,6 +325,8 @@ class Execution:
         number = 1 + max((_number(event) for event in self._journal.events), default=0)
         placed = self._log.place(asked, hashed, number=number, scope=scope, lane=lane, beside=beside)
         call = Call(asked, placed, shared=bool(beside))
+        if self._states.called(scope) and asked.kind == "model":
+            call.kept = self._states.now(asked.api, self._log.inputs[number])
         if asked.kind == "model":
             self._log.begin_model(call)
         else:

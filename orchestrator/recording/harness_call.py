@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.events import Message, Usage
 from orchestrator.recorded_call import Input, RecordedCall
+from orchestrator.recording.own_states import Kept
 from orchestrator.recording.replay import Kind, Past
 from orchestrator.recording.told import Insert
 
@@ -81,6 +82,8 @@ class Call:
     """The recorded call with which it is answered; ``None``: it is made."""
     inserts: list[Insert] = field(default_factory=list)
     """What the adapter puts into the request."""
+    kept: Kept | None = None
+    """The harness's own state from which it is made, where there is one."""
     attempt: int = 1
     """Which try of the tool it is; those before were cut off, and undone."""
     requests: int = 1

@@ -17,6 +17,12 @@ class Rewound(LeaveHarness):
     """The run stands at an earlier breakpoint: the harness runs again from its beginning."""
 
 
+class StateUnfit(LeaveHarness):
+    """The harness was put back by a state of its own, which does not lead to where the run stands: it runs again from
+    its beginning.
+    """
+
+
 class RunOver(LeaveHarness):
     """A limit is reached, or the operator stopped the run."""
 

@@ -105,6 +105,11 @@ class Replay:
         """No further call is answered from the log."""
         self._left.clear()
 
+    def skip(self) -> list[Past]:
+        """The calls that were left, in the order in which they were made: they count as answered."""
+        left, self._left = self._left, []
+        return left
+
     def next_left(self) -> str | None:
         """The next recorded call that has not been made again, in words; ``None``: all have."""
         past = min(self._left, key=lambda one: one.call.number, default=None)

@@ -11,6 +11,7 @@ log, so it comes back to where it was, and goes on with the memory in its conver
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -24,13 +25,16 @@ from orchestrator.launcher import CutShort, ExecResult
 from orchestrator.recording.call_log import last_state
 from orchestrator.recording.current_execution import current_execution, executing
 from orchestrator.recording.execution import Execution
-from orchestrator.recording.leaving import LeaveHarness, RecorderFailed, Rewound, RunOver
+from orchestrator.recording.leaving import LeaveHarness, RecorderFailed, Rewound, RunOver, StateUnfit
+from orchestrator.recording.own_states import Kept
 from orchestrator.runner import RunResult, finish, last_breakpoint
 from orchestrator.session import Session
 from orchestrator.tools import bash_result, candidates_result
 from snapshot_drivers.errors import SnapshotError
 
 R = TypeVar("R")
+
+_LOG = logging.getLogger("orchestrator")
 
 PASSED = "All checks passed: the task is done."
 
@@ -54,6 +58,7 @@ class RecordedRun:
         self._lock = threading.RLock()
         self._end: Ending | None = None
         self._execution: Execution | None = None
+        self._kept: dict[int, Kept] = {}
 
     @property
     def run_id(self) -> str:
@@ -79,7 +84,7 @@ class RecordedRun:
         while True:
             execution = self._next()
             try:
-                with executing(execution):
+                with executing(execution), execution.running():
                     result = harness(*args, **kwargs)
                 self._returned(execution)
                 return result
@@ -91,7 +96,7 @@ class RecordedRun:
         while True:
             execution = self._next()
             try:
-                with executing(execution):
+                with executing(execution), execution.running():
                     result = await harness(*args, **kwargs)
                 self._returned(execution)
                 return result
@@ -182,7 +187,7 @@ class RecordedRun:
                 self._execution.close(Rewound("another pass of the harness has begun"))
             # Once: what a rewind says of the container holds for the passes after it.
             news, self._news = self._news, None
-            self._execution = Execution(self.session, self._desk, self._lock, news=news)
+            self._execution = Execution(self.session, self._desk, self._lock, self._kept, news=news)
         return self._execution
 
     def _returned(self, execution: Execution) -> None:
@@ -197,7 +202,9 @@ class RecordedRun:
 
     def _left(self, reason: LeaveHarness) -> None:
         """The harness is called again. Raises: what ends the run instead."""
-        if isinstance(reason, Rewound):
+        if isinstance(reason, StateUnfit):
+            _LOG.warning("the harness's own state is not used, it repeats itself instead: %s", reason)
+        if isinstance(reason, Rewound | StateUnfit):
             return
         if isinstance(reason, RunOver):
             self._end = reason.end

@@ -74,16 +74,52 @@ def test_a_run_that_ended_at_a_limit_is_resumed_without_asking_twice(cli: Cli, m
         assert (result["status"], result["rewinds"], len(server.requests)) == ("succeeded", 1, 5)
 
 
-def test_killed_in_the_middle_its_half_done_effects_are_undone_and_nothing_is_asked_twice(
+def checkpointed_graph(cli: Cli, **keys: Any) -> str:
+    """The example's graph, with one checkpointer for all of its passes; the task that names it."""
+    source = (REPOSITORY / "examples" / "langgraph" / "own_graph.py").read_text()
+    assert source.count("compile()") == 1 and source.count("def ask(state: MessagesState) -> dict:\n") == 1
+    source = source.replace("compile()", "compile(checkpointer=saver)")
+    source = source.replace("-> dict:\n", "-> dict:\n        asked.append(len(state['messages']))\n")
+    source += "\n\nfrom langgraph.checkpoint.memory import InMemorySaver\n\nsaver, asked = InMemorySaver(), []\n"
+    (cli.directory / "checkpointed_graph.py").write_text(source)
+    sys.modules.pop("checkpointed_graph", None)
+    agent = {"kind": "langgraph", "entry": "checkpointed_graph:graph"}
+    return cli.task(agent=agent, instruction="Write.", workdir="/srv/work", keep=True, **keys)
+
+
+def test_a_launched_graph_goes_on_from_its_checkpoint_and_repeats_itself_when_it_is_resumed(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openai")
-    path = cli.task(
-        agent={"kind": "python", "entry": "openai_loop:agent"}, instruction="Write.", workdir="/srv/work", keep=True
-    )
-    shutil.copy(REPOSITORY / "examples" / "openai" / "openai_loop.py", cli.directory)
+    pytest.importorskip("langgraph")
+    path = checkpointed_graph(cli, limits={"steps": 1})
+    # Breakpoint 1 is the end of the first process.
+    with damaging_model(back=("backtrack_commit", {"breakpoint_id": 2, "memory_summary": MEMORY})) as server:
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
+            monkeypatch.setenv(name, f"{server.url}/v1")
+        cli.json("launch", path, "--trust-task", "--run-id", "graph", code=1)
+        assert len(server.requests) == 1
+        result = cli.json("resume", "graph", "--raise-limit", "steps=50")
+        assert (result["status"], result["rewinds"], len(server.requests)) == ("succeeded", 1, 5)
+    made = sys.modules["checkpointed_graph"]
+    # The first pass, the one that was answered up to the limit, and the one that went on from its own checkpoint.
+    assert made.asked == [1, *(1, 3, 5), *(3, 5)] and set(made.saver.storage) == {"graph", "graph-2"}
+    assert cli("exec", "graph", "--", "cat", "/srv/work/notes")[0] == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("example", ["openai", "langgraph"])
+def test_killed_in_the_middle_its_half_done_effects_are_undone_and_nothing_is_asked_twice(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    pytest.importorskip(example)
+    if example == "langgraph":
+        path = checkpointed_graph(cli)
+    else:
+        agent = {"kind": "python", "entry": "openai_loop:agent"}
+        path = cli.task(agent=agent, instruction="Write.", workdir="/srv/work", keep=True)
+        shutil.copy(REPOSITORY / "examples" / "openai" / "openai_loop.py", cli.directory)
     with damaging_model() as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
+            monkeypatch.setenv(name, f"{server.url}/v1")
         words = ["launch", "--data-dir", str(cli.place.root), path, "--trust-task", "--run-id", "killed"]
         # The second tool, which does the damage, has run; its line is not written yet.
         killed = subprocess.run(
