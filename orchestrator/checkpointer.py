@@ -176,14 +176,15 @@ class Checkpointer:
         self._add_call(pending, snapshot.snapshot_id, changes)
         return snapshot.snapshot_id
 
-    def capture(self) -> Snapshot:
-        """A snapshot of this moment, which no line names yet.
+    def capture(self, *, lenient: bool = False) -> Snapshot:
+        """A snapshot of this moment, which no line names yet. ``lenient``: see ``CaptureOptions``.
 
         Raises: SnapshotError, HostError.
         """
         with self.container.exec_lock:
             self._guests_came = self._guests.seen() or self._guests_came
-            snapshot = self.driver.capture(self.container.target(), self.last_snapshot_id, self.options)
+            options = self.options.model_copy(update={"lenient": lenient})
+            snapshot = self.driver.capture(self.container.target(), self.last_snapshot_id, options)
         self.last_snapshot_id = snapshot.snapshot_id
         return snapshot
 
@@ -196,7 +197,7 @@ class Checkpointer:
     ) -> CheckpointEvent:
         previous = self._previous()
         try:
-            snapshot = self.capture()
+            snapshot = self.capture(lenient=kind == "before_rewind")
             changes = self._changes(pending.before if pending is not None else previous, snapshot)
         except (SnapshotError, HostError) as error:
             if pending is not None:

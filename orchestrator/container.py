@@ -13,6 +13,7 @@ from orchestrator import workload
 from orchestrator.container_config import ContainerConfig, config_of
 from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
+from orchestrator.engine_connection import Unreachable
 from orchestrator.launcher import Cut, ExecResult, Launcher, never, refusal, why_not_startable
 from orchestrator.mounts import etc_files, layers_hint, mounts
 from orchestrator.processes import Processes
@@ -27,6 +28,7 @@ DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_OUTPUT_BYTES: Final = 16_000
 
 _UNMOUNT_S: Final = 15.0
+_END_S: Final = 5
 
 
 class Container:
@@ -110,9 +112,7 @@ class Container:
         """See ``Lifecycle``: nothing of it runs, and the host has its root filesystem unmounted."""
         found = self.engine.inspect(self.container_id)
         self._kills += 1
-        if self._ended_by_signal(found["State"]):
-            self.engine.wait_for_end(self.container_id)
-        else:
+        if not (self._ended_by_signal(found["State"]) and self._has_ended()):
             self.engine.kill(self.container_id)
         merged = (found.get("GraphDriver", {}).get("Data") or {}).get("MergedDir")
         deadline = time.monotonic() + _UNMOUNT_S
@@ -292,6 +292,14 @@ class Container:
             with ExitStack() as stack:
                 ContainerProcess(state["Pid"], self.container_id, stack).kill()
         except (ContainerNotRunning, OSError):
+            return False
+        return True
+
+    def _has_ended(self) -> bool:
+        """The engine says so before long. A process that somebody froze gets no signal before the engine thaws it."""
+        try:
+            self.engine.wait_for_end(self.container_id, timeout_s=_END_S)
+        except Unreachable:
             return False
         return True
 

@@ -175,9 +175,9 @@ class Engine(EngineConnection):
             return
         self.wait_for_end(container)
 
-    def wait_for_end(self, container: str) -> None:
-        """It does not run any more. Raises: EngineError: it still runs after 30 s, or is not there."""
-        self._call(f"wait for the end of container {container}", self._api.wait, container, timeout=_STOP_S)
+    def wait_for_end(self, container: str, *, timeout_s: int = _STOP_S) -> None:
+        """It does not run any more. Raises: EngineError: it still runs after that time, or is not there."""
+        self._call(f"wait for the end of container {container}", self._api.wait, container, timeout=timeout_s)
 
     def remove(self, container: str) -> None:
         """Container and anonymous volumes are gone. Repeatable.

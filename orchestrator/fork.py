@@ -28,7 +28,7 @@ def scratch_copy(checkpointer: Checkpointer, container: Container, network: str)
     Raises: SnapshotError, HostError: it could not be made.
     """
     before = checkpointer.last_snapshot_id
-    snapshot = checkpointer.capture()
+    snapshot = checkpointer.capture(lenient=True)
     checkpointer.last_snapshot_id = before
     with ExitStack() as stack:
         stack.callback(checkpointer.driver.forget, snapshot.snapshot_id)

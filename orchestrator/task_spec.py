@@ -318,7 +318,7 @@ class TaskSpec(_Part):
 
     def driver_options(self) -> dict[str, Any]:
         """What its driver is made with. ``criu`` must take declared daemons, unless the task forgoes that."""
-        must = {"require": "all"} if self.daemons and self.snapshots.driver == "criu" else {}
+        must = {"require": "tree"} if self.daemons and self.snapshots.driver == "criu" else {}
         return {**must, **self.snapshots.options}
 
     def redacted(self) -> dict[str, Any]:

@@ -177,6 +177,8 @@ class CaptureOptions(BaseModel):
     """Content of all runs in the store."""
     min_free_bytes: int = 0
     """Room that has to be left on the store's disk."""
+    lenient: bool = False
+    """What the driver was asked to require may be missing this time: one takes what one can before one goes back."""
 
 
 class Snapshot(BaseModel):

@@ -21,6 +21,7 @@ class _Sight:
     """What has to be the same."""
 
     namespace: str
+    root: str
     table: bytes
 
 
@@ -61,7 +62,7 @@ class KnownMounts:
         if self._process is None or self._process.pid != init_pid or self._paths != tuple(paths):
             return False
         try:
-            return self._sight == _sight(self._process)
+            return self._sight is not None and self._sight == _sight(self._process)
         except ContainerNotRunning:
             return False
 
@@ -78,8 +79,8 @@ class KnownMounts:
             self._stack = stack.pop_all()
 
 
-def _sight(process: ContainerProcess) -> _Sight:
-    """Raises: ContainerNotRunning."""
-    sight = _Sight(process.link("ns/mnt"), process.read("mountinfo"))
+def _sight(process: ContainerProcess) -> _Sight | None:
+    """``None``: it cannot tell. Raises: ContainerNotRunning."""
+    sight = _Sight(process.link("ns/mnt"), process.link("root"), process.read("mountinfo"))
     process.check()
-    return sight
+    return sight if sight.root == "/" else None  # below another root it does not see all mounts

@@ -27,7 +27,7 @@ WORK: Final = "processes"
 """In the store: images on their way into a pack or out of one."""
 _MORE_TRIES: Final = 2
 """Where processes do not stand still in time, which happens on a busy machine."""
-_CHOICES: Final = {"require": ("all", "any"), "clock": ("preserve", "host"), "tcp": ("keep", "close")}
+_CHOICES: Final = {"require": ("all", "tree", "any"), "clock": ("preserve", "host"), "tcp": ("keep", "close")}
 
 
 class CriuDriver:
@@ -48,7 +48,8 @@ class CriuDriver:
         timeout_s: float = 10.0,
         prefix: str = str(DEFAULT_PREFIX),
     ) -> None:
-        """``require``: ``all`` fails a capture that must leave a process out; ``any`` says so in its coverage.
+        """``require``: ``all`` fails a capture that must leave a process out, ``tree`` one that must leave out
+        one below the launcher; ``any`` says so in its coverage.
 
         ``clock``: after a restore the monotonic clock goes on (``preserve``) or is the host's. ``tcp``: connections
         within the container go on (``keep``) or all are closed. ``timeout_s``: of each of CRIU's steps.
@@ -70,13 +71,13 @@ class CriuDriver:
         remove_abandoned(self._work)
         self._gateway = Gateway(Path(prefix))
         self._enclosures = Enclosures()
-        self._require_all = require == "all"
+        self._require = require
         self._keep_clock = clock == "preserve"
         self._tcp = tcp
         self._timeout_s = float(timeout_s)
 
     def capture(self, target: Target, parent_id: str | None, options: CaptureOptions) -> Snapshot:
-        """See ``base.SnapshotDriver.capture``. Raises: CaptureError: ``require: all``, and one cannot be taken."""
+        """See ``base.SnapshotDriver.capture``. Raises: CaptureError: one cannot be taken, and ``require`` wants it."""
         began = time.perf_counter()
         for _ in range(_MORE_TRIES):
             with suppress(StillMoving):
@@ -95,15 +96,16 @@ class CriuDriver:
         with ExitStack() as stack:
             companion: Companion
             try:
-                companion = self._hold(target, running, stack, began)
+                companion = self._hold(target, running, stack, began, lenient=options.lenient)
             except CriuError as error:
                 stack.close()
                 if isinstance(error, StillMoving) and not give_up:
                     raise
-                companion = FilesOnly(self._left_out(running.tree[1:], str(error), running.foreign), began)
+                missing = self._left_out(running.tree[1:], str(error), running.foreign, lenient=options.lenient)
+                companion = FilesOnly(missing, began)
             return self._files.capture(target, parent_id, options, companion=companion)
 
-    def _hold(self, target: Target, running: Running, stack: ExitStack, began: float) -> HeldTree:
+    def _hold(self, target: Target, running: Running, stack: ExitStack, began: float, *, lenient: bool) -> HeldTree:
         """The launcher's tree stands still with its memory read, and nothing else runs, until ``stack`` ends.
 
         Raises: CriuError: it cannot be taken; it runs. CaptureError: the task requires what is left out.
@@ -115,7 +117,7 @@ class CriuDriver:
             self._gateway.check()
         except UnsupportedHost as error:
             raise CriuError(str(error)) from error
-        beside = self._left_out((), "", running.foreign)
+        beside = self._left_out((), "", running.foreign, lenient=lenient)
         work = stack.enter_context(work_directory(self._work, sum(one.memory_bytes for one in running.tree)))
         holding = stack.enter_context(ExitStack())
         aside = None
@@ -139,14 +141,19 @@ class CriuDriver:
         held = Held(call, now, beside, holding, since)
         return HeldTree(held, work, timeout_s=self._timeout_s, began=began, data_dir=self._data_dir)
 
-    def _left_out(self, tree: Sequence[Process], reason: str, foreign: Sequence[Process]) -> list[CoverageItem]:
-        """Raises: CaptureError: the task requires all."""
-        items = [item(one, CoverageState.MISSING, reason) for one in tree]
-        items += [item(one, CoverageState.MISSING, FOREIGN) for one in foreign]
-        if items and self._require_all:
-            first = items[0]
-            raise CaptureError(f"{first.path} cannot be taken: {first.reason} (snapshots.options.require: all)")
-        return items
+    def _left_out(
+        self, tree: Sequence[Process], reason: str, foreign: Sequence[Process], *, lenient: bool
+    ) -> list[CoverageItem]:
+        """Raises: CaptureError: the task requires one of them."""
+        below = [item(one, CoverageState.MISSING, reason) for one in tree]
+        beside = [item(one, CoverageState.MISSING, FOREIGN) for one in foreign]
+        wanted = {"all": [*below, *beside], "tree": below, "any": []}[self._require]
+        if wanted and not lenient:
+            first = wanted[0]
+            raise CaptureError(
+                f"{first.path} cannot be taken: {first.reason} (snapshots.options.require: {self._require})"
+            )
+        return [*below, *beside]
 
     def stage(self, target: Target, snapshot_id: str, options: CaptureOptions) -> Staged:
         """See ``base.SnapshotDriver.stage``. Raises: RestoreRefused: the processes were edited or are of elsewhere."""

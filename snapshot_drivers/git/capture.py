@@ -30,7 +30,7 @@ from snapshot_drivers.git.walk import Seen, Walk
 from snapshot_drivers.git.workspace import OpenMounts, Scope, Workspace, opened
 from snapshot_drivers.leases import write_leases
 from snapshot_drivers.left_out import mount_left_out
-from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths
+from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths, memory_maps
 from snapshot_drivers.running import not_captured, process
 from snapshot_drivers.store.manifest import new_snapshot_id
 
@@ -162,7 +162,7 @@ class Capture:
     def _look(
         self, workspace: Workspace, snapshot_id: str, importer: Importer, known: State | None, pids: list[int]
     ) -> State:
-        mapped = mapped_paths(pids)
+        mapped = mapped_paths(memory_maps(pids))
         suspect = mapped | (known.mapped if known is not None else frozenset())
         trusted = known.seen if known is not None and ANYWHERE not in suspect else None
         walk = Walk(

@@ -20,6 +20,7 @@ from snapshot_drivers.git.repository import Repository
 from snapshot_drivers.git.restore import StagedWorkspace
 from snapshot_drivers.git.trees import EXECUTABLE, PLAIN, differences, find, read_commit, read_listing
 from snapshot_drivers.git.workspace import ALWAYS_LEFT_ALONE, Scope, names
+from snapshot_drivers.recent import Recent
 
 DIRECTORY: Final = "git"
 """In the store."""
@@ -59,7 +60,7 @@ class GitDriver:
         )
         self._helper = store.parent / "bin" / namespaces.HELPER_NAME
         self._repository = Repository(store / DIRECTORY)
-        self._freezers: dict[str, Freezer] = {}
+        self._freezers = Recent[Freezer]()
         self._states: dict[str, State] = {}
         self._forgot = False
 
@@ -126,8 +127,7 @@ class GitDriver:
 
     def close(self) -> None:
         """See ``base.SnapshotDriver.close``."""
-        while self._freezers:
-            self._freezers.popitem()[1].close()
+        self._freezers.close()
         self._states.clear()
         self._repository.collect(always=self._forgot)
         self._forgot = False
@@ -160,9 +160,7 @@ class GitDriver:
         return namespaces.opened_mounts(target.init_pid, paths, helper=self._helper, container_id=target.container_id)
 
     def _freezer(self, target: Target) -> Freezer:
-        if target.freeze_group not in self._freezers:
-            self._freezers[target.freeze_group] = Freezer(target.freeze_group)
-        return self._freezers[target.freeze_group]
+        return self._freezers.of(target.freeze_group, lambda: Freezer(target.freeze_group))
 
 
 class _Remembering:

@@ -23,7 +23,7 @@ from snapshot_drivers.git.trees import Tracked, listing_digest, read_commit, rea
 from snapshot_drivers.git.walk import Seen, Walk
 from snapshot_drivers.git.workspace import OpenMounts, Scope, Workspace, opened
 from snapshot_drivers.leases import write_leases
-from snapshot_drivers.overlay.mapped import ANYWHERE, mapped_paths
+from snapshot_drivers.overlay.mapped import ANYWHERE, mapped_paths, memory_maps
 
 
 class StagedWorkspace:
@@ -90,7 +90,7 @@ class StagedWorkspace:
         if self._target.init_pid is None:
             self._read_all(Plan((), self._wanted, {}))
             return
-        self._mapped |= mapped_paths(self._freezer.pids())
+        self._mapped |= mapped_paths(memory_maps(self._freezer.pids()))
         with opened(self._target, self._scope, self._options, self._open_mounts) as workspace:
             self._refuse_sharers(workspace)
             plan = make_plan(self._walk(workspace, self._known()), self._wanted, self._untracked)

@@ -16,6 +16,7 @@ from snapshot_drivers.overlay.restore import StagedRestore
 from snapshot_drivers.overlay.tracker import HELPER_NAME
 from snapshot_drivers.overlay.tracking import MANY_ENTRIES, Tracking
 from snapshot_drivers.overlay.verify import Verifier
+from snapshot_drivers.recent import Recent
 from snapshot_drivers.store.content import ContentStore
 from snapshot_drivers.store.manifest import ManifestStore
 
@@ -35,10 +36,10 @@ class OverlayDriver:
         self._helper = store.parent / "bin" / namespaces.HELPER_NAME
         self._content = ContentStore(store)
         self._manifests = ManifestStore(store)
-        self._freezers: dict[str, Freezer] = {}
+        self._freezers = Recent[Freezer]()
         self._indexes: dict[str, Index] = {}
-        self._trackings: dict[str, Tracking] = {}
-        self._mounts: dict[str, KnownMounts] = {}
+        self._trackings = Recent[Tracking]()
+        self._mounts = Recent[KnownMounts]()
         self._tracker_from = tracker_from_entries
 
     def capture(
@@ -52,7 +53,7 @@ class OverlayDriver:
         """See ``base.SnapshotDriver.capture``; ``companion`` adds what is no file."""
         capture = Capture(
             target,
-            options,
+            options.model_copy(update={"lenient": False}),  # the same look as any other
             content=self._content,
             manifests=self._manifests,
             freezer=self._freezer(target),
@@ -106,12 +107,9 @@ class OverlayDriver:
         for container_id, index in self._indexes.items():
             save_index(self._store, container_id, index)
         self._indexes.clear()
-        while self._mounts:
-            self._mounts.popitem()[1].close()
-        while self._freezers:
-            self._freezers.popitem()[1].close()
-        while self._trackings:
-            self._trackings.popitem()[1].close()
+        self._mounts.close()
+        self._freezers.close()
+        self._trackings.close()
         self._content.close()
 
     def _open_mounts(self, target: Target, paths: list[str]) -> namespaces.OpenedMounts:
@@ -120,20 +118,15 @@ class OverlayDriver:
         return self._known_mounts(target).open(target.init_pid, paths)
 
     def _known_mounts(self, target: Target) -> KnownMounts:
-        if target.container_id not in self._mounts:
-            self._mounts[target.container_id] = KnownMounts(target.container_id, self._helper)
-        return self._mounts[target.container_id]
+        container_id = target.container_id
+        return self._mounts.of(container_id, lambda: KnownMounts(container_id, self._helper))
 
     def _freezer(self, target: Target) -> Freezer:
-        if target.freeze_group not in self._freezers:
-            self._freezers[target.freeze_group] = Freezer(target.freeze_group)
-        return self._freezers[target.freeze_group]
+        return self._freezers.of(target.freeze_group, lambda: Freezer(target.freeze_group))
 
     def _tracking(self, target: Target) -> Tracking:
-        if target.container_id not in self._trackings:
-            helper = self._helper.with_name(HELPER_NAME)
-            self._trackings[target.container_id] = Tracking(helper, from_entries=self._tracker_from)
-        return self._trackings[target.container_id]
+        helper = self._helper.with_name(HELPER_NAME)
+        return self._trackings.of(target.container_id, lambda: Tracking(helper, from_entries=self._tracker_from))
 
     def _index(self, target: Target) -> Index:
         if target.container_id not in self._indexes:
@@ -156,7 +149,10 @@ class _Remembering:
     def apply(self, *, verify: str = "difference") -> RestoreReport:
         self._indexes[self._container_id] = Index()
         self._mounts.close()
-        report = self._staged.apply(verify=verify)
+        try:
+            report = self._staged.apply(verify=verify)
+        finally:
+            self._mounts.close()  # the container may be a copy of which nobody hears again
         self._indexes[self._container_id] = self._staged.index
         return report
 

@@ -11,18 +11,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from snapshot_drivers import beneath
 from snapshot_drivers.leases import Inode, Leases, leased_through, write_leases
-from snapshot_drivers.overlay.mapped import ANYWHERE, inodes_of, mapped_paths, names_of
+from snapshot_drivers.overlay.mapped import (
+    ANYWHERE,
+    Maps,
+    inodes_of,
+    mapped_files,
+    mapped_paths,
+    may_hide,
+    memory_maps,
+    names_of,
+    privately_mapped_paths,
+)
 
 _IN_FLIGHT: Final = re.compile(rb"^scm_fds:\s*[1-9]", re.MULTILINE)
 _MOST: Final = 2000
 """Looking at more descriptors takes longer than a walk of most trees."""
+_LONGEST_S: Final = 0.05
+"""A descriptor may have a hundred thousand locks, each of them a line."""
 
 
 @dataclass
@@ -40,11 +53,12 @@ class Descriptors:
     def of(cls, pids: Collection[int]) -> Descriptors:
         """Of all of these processes, as long as that is worth it."""
         found = cls()
-        left = _MOST
+        left, until = _MOST, time.monotonic() + _LONGEST_S
         try:
             for pid, thread in _threads(pids):
                 left -= found._add(pid, thread)
-                if left < 0 or not found.is_all:
+                if left < 0 or time.monotonic() > until or not found.is_all:
+                    left = -1
                     break
         except OSError:
             left = -1
@@ -79,6 +93,34 @@ class Descriptors:
             self.leased[inode] = pid
 
 
+class KnownLeases(Mapping[Inode, int | None]):
+    """Those that descriptors tell of. For a file that is mapped, whose number may be gone, the kernel is asked."""
+
+    def __init__(self, known: dict[Inode, int | None], maps: Maps, pids: Collection[int]) -> None:
+        """``pids``: those that can lend a file."""
+        self._known = known
+        self._maps = maps
+        self._pids = pids
+        self._mapped: frozenset[Inode] | None = None
+
+    def __contains__(self, inode: object) -> bool:
+        if self._mapped is None:
+            self._mapped = mapped_files(self._maps)
+        if inode in self._mapped and inode not in self._known:
+            self._known = {**write_leases(self._pids), **self._known}
+            self._mapped = frozenset()
+        return inode in self._known
+
+    def __getitem__(self, inode: Inode) -> int | None:
+        return self._known[inode]
+
+    def __iter__(self) -> Iterator[Inode]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 class Held:
     """What the processes of a container hold at one moment: what they could write to without the kernel's telling."""
 
@@ -87,10 +129,14 @@ class Held:
     ) -> None:
         """``earlier``: what was mapped at the last look. ``stand_still``: they do, so each can lend a file."""
         self._pids = pids if stand_still else ()
-        self.mapped = mapped_paths(pids)
+        self._maps = memory_maps(pids)
+        self.mapped = mapped_paths(self._maps)
         """Container paths that are mapped now."""
         self._suspect = self.mapped | earlier
         self._open = Descriptors.of(pids)
+        self._open.is_all = self._open.is_all and not may_hide(self._maps)
+        self._writable: frozenset[bytes] | None = None
+        self._looked = False
 
     def after_death(self) -> Held:
         """The same when the processes are gone: what they mapped is still to be read again."""
@@ -102,14 +148,20 @@ class Held:
 
     def open_inodes(self, mount: str, root_fd: int) -> frozenset[int] | None:
         """Those of a tree whose times have to be looked at; ``None``: it may be any."""
-        writable = self._open.writable
-        return inodes_of(writable, mount, root_fd) if self._open.is_all and ANYWHERE not in writable else None
+        if not self._looked:
+            self._looked = True
+            private = privately_mapped_paths(self._maps) if self._open.is_all else None
+            self._writable = None if private is None else private | self._open.writable
+        if self._writable is None or ANYWHERE in self._writable:
+            return None
+        return inodes_of(self._writable, mount, root_fd)
 
     def leases(self, *, others: bool) -> Leases:
         """Files that must not be opened; ``others``: processes besides these may hold a lease on one of the files."""
         if others or not self._open.is_all:
             return write_leases(self._pids)
-        return {inode: pid if pid in self._pids else None for inode, pid in self._open.leased.items()}
+        known = {inode: pid if pid in self._pids else None for inode, pid in self._open.leased.items()}
+        return KnownLeases(known, self._maps, self._pids)
 
 
 def _read(path: str) -> bytes:

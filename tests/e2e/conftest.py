@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import recorded_run, resumed_run
 from orchestrator.container import Container
 from orchestrator.data_dir import DataDir
 from orchestrator.engine import Engine
@@ -19,6 +20,7 @@ from orchestrator.task import TaskSpec
 from snapshot_drivers.cgroups import hierarchies
 from tests.built_helpers import built_helpers
 from tests.e2e.case_cli import Cli
+from tests.e2e.scripted_damage import TASK
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = ("orchestrator-base:latest", "base:test")
@@ -118,3 +120,16 @@ def cli(
     for run in data_dir.runs():
         found("rm", run.run_id)
     os.umask(mask)
+
+
+@pytest.fixture
+def open_run(cli: Cli, base_image: str, engine: Engine, data_dir: DataDir) -> Iterator[Callable[..., Any]]:
+    """Opens a recorded run, or takes one up again when there is one of that id."""
+
+    def opened(run_id: str, **keys: Any) -> Any:
+        if any(run.run_id == run_id for run in data_dir.runs()):
+            return resumed_run(run_id, data_dir=data_dir.root, engine=engine)
+        task = {**TASK, "image": base_image, **keys}
+        return recorded_run(task, run_id=run_id, data_dir=data_dir.root, engine=engine)
+
+    yield opened

@@ -20,8 +20,9 @@ from orchestrator.engine import HELD_IMAGES, Engine
 from orchestrator.errors import HostError
 from orchestrator.task import TaskSpec
 from snapshot_drivers.base import Mount, Sharer, StateKind
-from snapshot_drivers.cgroups import hierarchies
+from snapshot_drivers.cgroups import container_directory, hierarchies
 from snapshot_drivers.errors import ContainerNotRunning, EngineError
+from snapshot_drivers.freezer import freezer_hierarchy
 from snapshot_drivers.mountinfo import own_mounts
 from snapshot_drivers.overlay.layers import find_layers
 
@@ -233,6 +234,19 @@ class TestLifecycle:
         assert b"# note" in etc and box.exec("cat /etc/hostname /etc/hosts /etc/resolv.conf").output == etc
         box.kill()
         box.kill()
+
+    def test_a_container_whose_processes_somebody_froze_is_killed(self, container: MakeContainer) -> None:
+        box = container()
+        hierarchy = freezer_hierarchy()
+        group = container_directory(hierarchy, box.config.cgroup_parent, box.container_id)
+        assert group is not None
+        name, word = ("freezer.state", "FROZEN") if hierarchy.version == 1 else ("cgroup.freeze", "1")
+        (group / name).write_text(word)
+        began = time.monotonic()
+        box.kill()
+        assert time.monotonic() - began < 20
+        assert not box.running()
+        box.start()
 
     def test_a_dead_network_holder_is_started_first(self, container: MakeContainer) -> None:
         box = Container.attach((made := container()).engine, made.config)

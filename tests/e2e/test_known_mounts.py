@@ -131,3 +131,16 @@ def test_closed_it_holds_nothing(container: PlainContainer, mounts: KnownMounts)
     assert len(os.listdir("/proc/self/fd")) > before
     mounts.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_first_process_below_another_root_is_never_believed(helper: Path, visits: list[int]) -> None:
+    hostile = "mkdir '/fake'; chroot '/fake' or die; chdir '/'; sleep 100000"
+    options = {"entrypoint": ["perl", "-e", hostile], "command": [], "user": "root", "tmpfs": {"/fast": ""}}
+    with plain_container("rooted", **options) as container:
+        pid = container.init_pid
+        while not os.readlink(f"/proc/{pid}/root").endswith("/fake"):
+            assert Path(f"/proc/{pid}").exists()
+        mounts = KnownMounts(container.container_id, helper)
+        assert files(mounts, pid, "/fast") == files(mounts, pid, "/fast") == {"/fast": []}
+        assert len(visits) == 2
+        mounts.close()

@@ -14,6 +14,7 @@ import pytest
 
 from snapshot_drivers import beneath
 from snapshot_drivers.leases import Leases, write_leases
+from snapshot_drivers.overlay.held import Held
 from snapshot_drivers.overlay.scan import ScannedTree, Scanner
 from tests.unit.plain_tree import NOTHING, Tree
 
@@ -84,3 +85,29 @@ def test_a_holder_that_is_gone_lends_nothing(tree: Tree) -> None:
         leases = {inode: 2**22 - 1 for inode, holder_pid in write_leases([pid]).items() if holder_pid == pid}
         assert len(leases) == 1
         assert [problem.path for problem in scan(tree, leases).problems] == ["/leased"]
+
+
+MAPPED = """
+import ctypes, fcntl, mmap, os, signal, sys
+signal.signal(signal.SIGIO, lambda *_: os._exit(3))
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+assert libc.mmap(None, 4096, 1, 2, file, ctypes.c_long(0)) > 0
+os.close(file)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_lease_that_only_a_mapping_holds_is_not_broken(tree: Tree) -> None:
+    words = [sys.executable, "-c", MAPPED, str(tree.root / "leased")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGSTOP)
+        taken = scan(tree, Held([process.pid]).leases(others=False))
+        process.send_signal(signal.SIGCONT)
+        process.communicate("go\n")
+    assert process.returncode == 0
+    assert [problem.path for problem in taken.problems] == ["/leased"] and "lease" in taken.problems[0].reason

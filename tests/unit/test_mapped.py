@@ -13,6 +13,7 @@ import pytest
 
 from snapshot_drivers import beneath
 from snapshot_drivers.overlay import mapped
+from snapshot_drivers.overlay.held import Held
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="reading other processes' mappings needs root")
 START = """
@@ -60,7 +61,7 @@ def process(place: Path, code: str) -> Iterator[int]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_is_found_that_is_mapped(way: str, tmp_path: Path) -> None:
     with process(tmp_path, WAYS[way]) as pid, beneath.closing(os.open(tmp_path, os.O_RDONLY)) as root_fd:
-        paths = mapped.mapped_paths([pid])
+        paths = mapped.mapped_paths(mapped.memory_maps([pid]))
         inodes = mapped.inodes_of(paths, str(tmp_path), root_fd)
     name = way.partition(":")[2] or "f"
     assert mapped.ANYWHERE in paths or os.stat(tmp_path / name).st_ino in inodes
@@ -71,15 +72,40 @@ def test_memory_that_is_shared_but_no_file_of_a_tree_costs_nothing(tmp_path: Pat
         "m = mmap.mmap(-1, 4096); n = map_file(os.memfd_create('x')); o = map_file(new('o')); os.unlink('o'); ready()"
     )
     with process(tmp_path, code) as pid:
-        assert mapped.mapped_paths([pid]) == frozenset()
+        assert mapped.mapped_paths(mapped.memory_maps([pid])) == frozenset()
 
 
 def test_files_that_are_only_read_cost_nothing(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(4096))
     code = "m = mmap.mmap(os.open('f', os.O_RDONLY), 4096, prot=mmap.PROT_READ); ready()"
     with process(tmp_path, code) as pid:
-        assert mapped.mapped_paths([pid]) == frozenset()
+        assert mapped.mapped_paths(mapped.memory_maps([pid])) == frozenset()
 
 
 def test_a_process_that_is_gone_maps_nothing() -> None:
-    assert mapped.mapped_paths([2**22 + 5]) == frozenset()
+    assert mapped.mapped_paths(mapped.memory_maps([2**22 + 5])) == frozenset()
+
+
+def test_a_file_that_only_a_private_mapping_keeps_open_for_writing_is_found(tmp_path: Path) -> None:
+    code = (
+        "fd = new('f'); m = map_file(fd); p = mmap.mmap(fd, 4096, flags=mmap.MAP_PRIVATE); m.close(); os.close(fd)\n"
+        "ready()"
+    )
+    with process(tmp_path, code) as pid:
+        maps = mapped.memory_maps([pid])
+        assert mapped.mapped_paths(maps) == frozenset()
+        assert mapped.privately_mapped_paths(maps) == {os.fsencode(tmp_path / "f")}
+        with beneath.closing(os.open(tmp_path, os.O_RDONLY)) as root:
+            assert Held([pid]).open_inodes(str(tmp_path), root) == {os.stat(tmp_path / "f").st_ino}
+
+
+def test_what_only_the_name_calls_deleted_is_told_from_what_is(tmp_path: Path) -> None:
+    code = "m = map_file(new('f (deleted)')); ready()"
+    with process(tmp_path, code) as pid:
+        assert mapped.mapped_paths(mapped.memory_maps([pid])) == {mapped.ANYWHERE}
+
+
+def test_a_ring_that_may_hold_files_makes_everything_suspect(tmp_path: Path) -> None:
+    code = "c = ctypes.c_ulong(); assert ctypes.CDLL(None).syscall(206, 8, ctypes.byref(c)) == 0; ready()"
+    with process(tmp_path, code) as pid, beneath.closing(os.open(tmp_path, os.O_RDONLY)) as root:
+        assert Held([pid]).open_inodes(str(tmp_path), root) is None

@@ -243,30 +243,6 @@ def test_a_harness_that_swallows_everything_still_does_not_go_on_after_a_rewind(
     assert len(passes) == 2 and len(bench.requests) == 2
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_harness_that_fails_over_what_it_was_left_by_is_left_all_the_same(tmp_path: Path, grouped: bool) -> None:
-    bench = RecordedBench(tmp_path, limits={"steps": 2})
-    back = tool(bench.run.backtrack_commit, "back")
-    passes: list[int] = []
-
-    def gathering(call: Any) -> Any:
-        try:
-            return call()
-        except BaseException as error:  # noqa: BLE001
-            raise BaseExceptionGroup("tasks", [error]) if grouped else AttributeError("generations") from None
-
-    def harness() -> None:
-        passes.append(1)
-        gathering(lambda: bench.ask([USER]))
-        if len(passes) == 1:
-            gathering(lambda: back(0, "again"))
-        gathering(lambda: bench.ask([USER, USER]))
-
-    with pytest.raises(RunEnded, match="2 steps were made"):
-        bench.run.drive(harness)
-    assert len(passes) == 2 and len(bench.requests) == 2
-
-
 def test_a_late_result_from_before_a_rewind_is_on_no_path(tmp_path: Path) -> None:
     bench = RecordedBench(tmp_path)
     go_on, seen = threading.Event(), []

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.memory import is_rewind_message
 from orchestrator.recording.current_execution import current_execution
+from orchestrator.recording.run import RunEnded
 from orchestrator.recording.tool_hook import tool
 from orchestrator.wishes import RewindWish
 from tests.unit.recorded_bench import RecordedBench
@@ -210,3 +211,27 @@ def test_an_operator_takes_back_a_harness_that_keeps_its_states(tmp_path: Path) 
     bench.run.drive(harness)
     assert tickets[0].result.breakpoint_id == 1 and loop.ran == ["step0", "step1", "step2", "step1", "step2"]
     assert "keep line0 only" in bench.requests[3][-1]["content"]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_harness_that_fails_over_what_it_was_left_by_is_left_all_the_same(tmp_path: Path, grouped: bool) -> None:
+    bench = RecordedBench(tmp_path, limits={"steps": 2})
+    back = tool(bench.run.backtrack_commit, "back")
+    passes: list[int] = []
+
+    def gathering(call: Any) -> Any:
+        try:
+            return call()
+        except BaseException as error:  # noqa: BLE001
+            raise BaseExceptionGroup("tasks", [error]) if grouped else AttributeError("generations") from None
+
+    def harness() -> None:
+        passes.append(1)
+        gathering(lambda: bench.ask([USER]))
+        if len(passes) == 1:
+            gathering(lambda: back(0, "again"))
+        gathering(lambda: bench.ask([USER, USER]))
+
+    with pytest.raises(RunEnded, match="2 steps were made"):
+        bench.run.drive(harness)
+    assert len(passes) == 2 and len(bench.requests) == 2
