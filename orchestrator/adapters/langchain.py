@@ -1,6 +1,7 @@
 """LangChain and LangGraph: every chat model and every tool, however an agent or a graph calls them.
 
 All ways of asking a chat model come down to four methods of its class, all ways of using a tool to two of ``BaseTool``.
+Models may make events by themselves instead: the request below them must be recorded by another hook then.
 A framework's message ids and run ids are made anew each time; they are no part of a request.
 """
 
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.adapters.chunks import Chunks, Read, RecordedChunks
 from orchestrator.adapters.patch import hook_method
+from orchestrator.errors import UsageError
 from orchestrator.events import Message
 from orchestrator.recording.current_execution import current_execution
 from orchestrator.recording.execution import Execution
 from orchestrator.recording.harness_call import Answer, Asked, Call
+from orchestrator.recording.leaving import RecorderFailed
 from orchestrator.recording.model_hook import call_model, call_model_async, model_asked, usage_of, with_inserts
 from orchestrator.recording.tool_hook import call_tool, call_tool_async, tool_asked
 from orchestrator.recording.typed_json import Encoded, decode, encode
@@ -79,6 +82,8 @@ def _hook_class(kind: type) -> None:
         hook_method(kind, "_stream", _stream_hook)
     hook_method(kind, "_agenerate", _async_generate_hook)
     hook_method(kind, "_astream", _async_stream_hook)
+    hook_method(kind, "_stream_chat_model_events", _events_hook)
+    hook_method(kind, "_astream_chat_model_events", _async_events_hook)
 
 
 def _generate_hook(original: Any) -> Any:
@@ -165,6 +170,41 @@ def _async_stream_hook(original: Any) -> Any:
             chunks.left()
 
     return hooked
+
+
+def _events_hook(original: Any) -> Any:
+    """Events of a model's own are not recorded: the request below them has to be, by the hooks of its SDK."""
+
+    def hooked(model: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        execution = current_execution()
+        before = _calls(execution)
+        for event in original(model, *args, **kwargs):
+            _check_recorded(execution, before, model)
+            yield event
+
+    return hooked
+
+
+def _async_events_hook(original: Any) -> Any:
+    async def hooked(model: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        execution = current_execution()
+        before = _calls(execution)
+        async for event in original(model, *args, **kwargs):
+            _check_recorded(execution, before, model)
+            yield event
+
+    return hooked
+
+
+def _calls(execution: Execution | None) -> int:
+    return 0 if execution is None else execution.made + execution.answered
+
+
+def _check_recorded(execution: Execution | None, before: int, model: Any) -> None:
+    """Raises: LeaveHarness: a request was made that the log does not hold."""
+    if execution is not None and _calls(execution) == before:
+        text = f"{type(model).__name__} streams events of its own, which are not recorded: use its invoke or stream"
+        execution.leave(RecorderFailed(UsageError(text)))
 
 
 def _tool_hook(original: Any) -> Any:
