@@ -94,15 +94,21 @@ def look(target: Target, launcher: Path) -> Running:
 
 
 def settled(target: Target, launcher: Path, *, wait_s: float = 2.0) -> Running:
-    """As ``look``, once the launcher's own processes of a call that has just ended are gone, or after ``wait_s``."""
+    """As ``look``, once the launcher's own processes of a call that has just ended are gone, or after ``wait_s``.
+
+    One look is not of one moment: a process whose parent ends meanwhile seems to be nobody's. So two must agree there.
+    """
     deadline = time.monotonic() + wait_s
+    before: set[int] = set()
     while True:
         running = look(target, launcher)
+        foreign = {one.pid for one in running.foreign}
+        is_new, before = foreign - before, foreign
         parents = {one.parent for one in running.tree}
         ending = [one for one in running.foreign if one.is_launcher]
         ending += [one for one in running.tree[1:] if one.is_launcher and one.pid not in parents]
         ending += [one for one in (*running.tree, *running.foreign) if "VmSize" not in one.status]  # it is exiting
-        if not ending or time.monotonic() > deadline:
+        if not (ending or is_new) or time.monotonic() > deadline:
             return running
         time.sleep(0.002)
 

@@ -81,9 +81,11 @@ def test_loops_against_criu_neither_hang_a_capture_nor_harm_a_program(make: Make
     taken = 0
     for turn in range(1, ROUNDS + 1):
         began = time.monotonic()
-        found = processes(place.capture())
+        snapshot = place.capture()
+        found = processes(snapshot)
         assert time.monotonic() - began < 60
-        assert len(found) == 2 and all(reason for state, reason in found if state is not CoverageState.CAPTURED), found
+        assert len(found) == 2, snapshot.coverage.items
+        assert all(reason for state, reason in found if state is not CoverageState.CAPTURED), found
         taken += all(state is CoverageState.CAPTURED for state, _ in found)
         assert place.sh(ASK) == str(turn)
     place.sh("pkill -f '^python3 attack'; while pgrep -f '^python3 attack' >/dev/null; do sleep 0.01; done")
