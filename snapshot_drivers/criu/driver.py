@@ -15,7 +15,7 @@ from snapshot_drivers.criu.gateway import DEFAULT_PREFIX, CriuError, Gateway, Pl
 from snapshot_drivers.criu.images import check_seal
 from snapshot_drivers.criu.preflight import obstacle
 from snapshot_drivers.criu.restore import StagedProcesses
-from snapshot_drivers.criu.trees import Process, Running, look, settled
+from snapshot_drivers.criu.trees import Process, Running, look, settled, waits_for_exec
 from snapshot_drivers.criu.work_directory import remove_abandoned, work_directory
 from snapshot_drivers.errors import CaptureError, UnsupportedHost
 from snapshot_drivers.overlay.capture import Companion
@@ -131,6 +131,8 @@ class CriuDriver:
             holding.enter_context(tree.closed(lambda: look(target, self._launcher).tree, stay=True))
             frozen = tree.directory
         still = look(target, self._launcher)
+        if (one := next((one for one in still.tree if waits_for_exec(one.pid)), None)) is not None:
+            raise StillMoving(f"{one.label} could not be frozen: its child has not begun its program yet")
         if reason := obstacle(still, target.init_pid):
             raise CriuError(reason)
         place = Place(namespaces(target, holding), freezer=frozen)

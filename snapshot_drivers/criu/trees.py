@@ -23,6 +23,8 @@ RIGHTS: Final = (
 )  # fmt: skip
 _SHOWN: Final = 200
 _NUMBERED: Final = re.compile(r"^(pipe|socket):\[\d+\]$")
+_FORKING: Final = frozenset({"kernel_clone", "wait_for_vfork_done", "_do_fork"})
+"""Functions of the kernel in which such a process waits."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,13 @@ def descriptors(pid: int) -> dict[str, str]:
                 kind = _NUMBERED.match(link)
                 found[name] = kind[1] if kind else link.removesuffix(" (deleted)")
     return found
+
+
+def waits_for_exec(pid: int) -> bool:
+    """It has made a child by ``vfork``, which has not executed a program yet: neither can be stopped before that."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text("ascii", "replace") in _FORKING
+    return False
 
 
 def namespace(pid: int, kind: str) -> str:

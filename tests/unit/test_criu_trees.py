@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,3 +36,33 @@ def test_what_is_nobodys_is_so_at_two_looks(
     target: Any = None
     assert trees.settled(target, Path()) == expected
     assert next(left, None) is None
+
+
+VFORK = """
+#include <time.h>
+#include <unistd.h>
+int main(void)
+{
+	struct timespec long_enough = {60, 0};
+	if (!vfork()) {
+		nanosleep(&long_enough, 0);
+		_exit(0);
+	}
+	return 0;
+}
+"""
+
+
+def test_a_process_between_its_vfork_and_the_childs_program_is_known(tmp_path: Path) -> None:
+    (tmp_path / "vfork.c").write_text(VFORK)
+    subprocess.run(["cc", "-o", tmp_path / "vfork", tmp_path / "vfork.c"], check=True)
+    with subprocess.Popen([tmp_path / "vfork"], start_new_session=True) as forking:
+        try:
+            deadline = time.monotonic() + 10
+            while not trees.waits_for_exec(forking.pid):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            os.killpg(forking.pid, signal.SIGKILL)
+    assert not trees.waits_for_exec(os.getpid())
+    assert not trees.waits_for_exec(forking.pid)
