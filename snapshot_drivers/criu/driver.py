@@ -153,7 +153,8 @@ class CriuDriver:
         if wanted and not lenient:
             first = wanted[0]
             raise CaptureError(
-                f"{first.path} cannot be taken: {first.reason} (snapshots.options.require: {self._require})"
+                f"{first.path} cannot be taken: {first.reason} (snapshots.options.require: {self._require}; "
+                "with any, it is left out)"
             )
         return [*below, *beside]
 

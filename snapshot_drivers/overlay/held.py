@@ -57,12 +57,11 @@ class Descriptors:
         try:
             for pid, thread in _threads(pids):
                 left -= found._add(pid, thread)
-                if left < 0 or time.monotonic() > until or not found.is_all:
-                    left = -1
+                found.is_all = found.is_all and left >= 0 and time.monotonic() <= until
+                if not found.is_all:
                     break
         except OSError:
-            left = -1
-        found.is_all = found.is_all and left >= 0
+            found.is_all = False
         return found
 
     def _add(self, pid: int, thread: str) -> int:

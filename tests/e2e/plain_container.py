@@ -121,6 +121,18 @@ def plain_container(kind: str, **options: Any) -> Iterator[PlainContainer]:
         remove_groups(group)
 
 
+@contextmanager
+def below_another_root() -> Iterator[PlainContainer]:
+    """A container with a tmpfs on ``/fast``, whose first process has changed its root to ``/fake``."""
+    hostile = "mkdir '/fake'; mkdir '/fake/fast'; chroot '/fake' or die; chdir '/'; sleep 100000"
+    options = {"entrypoint": ["perl", "-e", hostile], "command": [], "user": "root", "tmpfs": {"/fast": ""}}
+    with plain_container("chroot", **options) as container:
+        pid = container.init_pid
+        while not os.readlink(f"/proc/{pid}/root").endswith("/fake"):
+            assert Path(f"/proc/{pid}").exists()
+        yield container
+
+
 def build_enter(directory: Path) -> Path:
     """The helper, built from the source tree."""
     if shutil.which("make") is None or shutil.which("gcc") is None:

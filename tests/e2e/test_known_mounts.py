@@ -12,7 +12,7 @@ from snapshot_drivers import known_mounts
 from snapshot_drivers.errors import ContainerNotRunning
 from snapshot_drivers.known_mounts import KnownMounts
 from snapshot_drivers.namespaces import OpenedMounts
-from tests.e2e.plain_container import PlainContainer, build_enter, plain_container
+from tests.e2e.plain_container import PlainContainer, below_another_root, build_enter, plain_container
 
 pytestmark = pytest.mark.engine
 
@@ -134,12 +134,8 @@ def test_closed_it_holds_nothing(container: PlainContainer, mounts: KnownMounts)
 
 
 def test_a_first_process_below_another_root_is_never_believed(helper: Path, visits: list[int]) -> None:
-    hostile = "mkdir '/fake'; chroot '/fake' or die; chdir '/'; sleep 100000"
-    options = {"entrypoint": ["perl", "-e", hostile], "command": [], "user": "root", "tmpfs": {"/fast": ""}}
-    with plain_container("rooted", **options) as container:
+    with below_another_root() as container:
         pid = container.init_pid
-        while not os.readlink(f"/proc/{pid}/root").endswith("/fake"):
-            assert Path(f"/proc/{pid}").exists()
         mounts = KnownMounts(container.container_id, helper)
         assert files(mounts, pid, "/fast") == files(mounts, pid, "/fast") == {"/fast": []}
         assert len(visits) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from snapshot_drivers.errors import ContainerNotRunning, EngineError, UnsupportedHost
 from snapshot_drivers.namespaces import helper_path, mount_table, open_mounts
-from tests.e2e.plain_container import PlainContainer, build_enter, plain_container
+from tests.e2e.plain_container import PlainContainer, below_another_root, build_enter, plain_container
 
 pytestmark = pytest.mark.engine
 
@@ -77,12 +77,8 @@ def test_the_mount_table_is_the_containers(container: PlainContainer, helper: Pa
 
 
 def test_a_first_process_that_changed_its_root_changes_nothing(helper: Path) -> None:
-    hostile = "mkdir '/fake'; mkdir '/fake/fast'; chroot '/fake' or die; chdir '/'; sleep 100000"
-    options = {"entrypoint": ["perl", "-e", hostile], "command": [], "user": "root", "tmpfs": {"/fast": ""}}
-    with plain_container("chroot", **options) as container:
+    with below_another_root() as container:
         pid = container.init_pid
-        while not os.readlink(f"/proc/{pid}/root").endswith("/fake"):
-            assert Path(f"/proc/{pid}").exists()
         assert "/fast" in {line.mount_point for line in mount_table(pid, helper=helper)}
         found = open_mounts(pid, ["/fast", "/fake"], helper=helper)
         for descriptor in found.values():
